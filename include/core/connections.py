@@ -46,7 +46,9 @@ def from_environment(environ: Mapping[str, str]) -> ConnectionLookup:
         try:
             return _from_json(conn_id, text) if text.startswith("{") else _from_uri(conn_id, text)
         except (ValueError, TypeError, AttributeError) as error:
-            raise SpecError(f"{name} can't be read as a connection: {error}.", do="Write it as a URI or JSON.") from None
+            raise SpecError(
+                f"{name} can't be read as a connection: {error}.", do="Write it as a URI or JSON."
+            ) from None
 
     return lookup
 
