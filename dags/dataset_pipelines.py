@@ -1,4 +1,4 @@
-"""One Dag per file of include/datasets/: from prompts to a trained and measured draft, a run per shard."""
+"""One Airflow Dag per file of include/datasets/: from prompts to a trained and measured draft, a run per shard."""
 
 from __future__ import annotations
 

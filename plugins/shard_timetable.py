@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -31,7 +32,7 @@ class ShardTimetable(Timetable):
 
     def iter_partition_dagrun_infos(self, earliest: datetime, latest: datetime) -> Iterator[DagRunInfo]:
         """The shards whose day lies in [earliest, latest]."""
-        index = max(0, -((EPOCH - pendulum.instance(earliest)) // timedelta(days=1)))
+        index = max(0, math.ceil((earliest - EPOCH).total_seconds() / timedelta(days=1).total_seconds()))
         while (day := EPOCH + timedelta(days=index)) <= latest:
             yield DagRunInfo(
                 run_after=day, data_interval=None, partition_date=day, partition_key=shard_key(index)

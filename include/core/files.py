@@ -40,6 +40,7 @@ _WORDS = {
         "that file system is read-only",
         "Remount it, or set EAGLE3_DATA_DIR to a writable folder.",
     ),
+    errno.EEXIST: ("a file has that name", "Move that file away, or set EAGLE3_DATA_DIR elsewhere."),
     errno.ENOTDIR: ("a part of the path is a file", "Move that file away, or set EAGLE3_DATA_DIR elsewhere."),
     errno.ENOENT: ("it isn't there", "Run the earlier stages first."),
 }
