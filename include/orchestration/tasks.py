@@ -24,6 +24,7 @@ from include.core.paths import Settings, Shard
 from include.core.spec import DatasetSpec, load_dataset
 from include.orchestration.params import RunParams, why_not
 from include.orchestration.shard_choice import claim_open_shard, shard_of_key
+from include.stages.render import shard_count
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +42,11 @@ def run_task(stage: str, spec_path: str, context: Any) -> dict[str, Any]:
     with one_sentence():
         settings = Settings.from_environment(os.environ)
         shard = _shard(stage, load_dataset(Path(spec_path)), settings, context)
-        with grouped(f"{stage} {shard.label}"):
-            counts = run_stage(stage, Work(shard, connection, params.limit))
+        if backfill and shard.index >= (count := shard_count(shard.spec)):
+            raise AirflowSkipException(
+                f"{shard.label} doesn't exist (the source has {count} shard(s)): the backfill's range is wider"
+            )
+        counts = run_stage(stage, Work(shard, connection, params.limit))
     _announce(stage, shard, counts, context)
     return counts
 
@@ -80,16 +84,6 @@ def one_sentence() -> Iterator[None]:
         log.error("%s", error)
         kind = AirflowException if error.retryable else AirflowFailException
         raise kind(str(error)) from None
-
-
-@contextmanager
-def grouped(title: str) -> Iterator[None]:
-    """Folds the body's lines in the task log; the error, if any, stands outside the fold."""
-    print(f"::group::{title}")  # noqa: T201 (Airflow's log reads it from stdout)
-    try:
-        yield
-    finally:
-        print("::endgroup::")  # noqa: T201
 
 
 def _shard(stage: str, spec: DatasetSpec, settings: Settings, context: Any) -> Shard:

@@ -1,0 +1,29 @@
+"""The error that a person reads, and how a failed program of this package says it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+PREFIX = "eagle3: error: "
+
+
+class Eagle3Error(Exception):
+    """One or two plain sentences: what is wrong, on what, what to do."""
+
+
+def report_error(error: Eagle3Error, folder: Path) -> None:
+    """Prints the sentence and leaves it in `folder`/error.json; of several ranks only the first one does."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / "error.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return
+    except OSError:
+        print(f"{PREFIX}{error}", file=sys.stderr, flush=True)
+        return
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump({"error": str(error)}, file)
+    print(f"{PREFIX}{error}", file=sys.stderr, flush=True)

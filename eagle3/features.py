@@ -1,0 +1,123 @@
+"""What the draft learns from: the target's hidden states, taken from transformers in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3.contract import Sample
+from eagle3.data import pad
+from eagle3.errors import Eagle3Error
+
+
+@dataclass(frozen=True)
+class Features:
+    """One sample's features: aux [T, 3 × H] and the last hidden state after the final norm, last [T, H]."""
+
+    aux: Tensor
+    last: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return self.aux.nbytes + self.last.nbytes
+
+
+def default_aux_layers(layers: int) -> tuple[int, int, int]:
+    """(2, n // 2, n − 3): how many layers have run, so 2 is the output of the second layer.
+
+    It is the index into transformers' `hidden_states` and vLLM's own count; SGLang counts one less.
+    """
+    return 2, layers // 2, layers - 3
+
+
+class Target:
+    """A frozen target model."""
+
+    def __init__(self, folder: Path, aux_layers: Sequence[int] | None, device: torch.device) -> None:
+        self.model = _load(folder).to(device).eval().requires_grad_(False)
+        self.config: Any = self.model.config.get_text_config()
+        layers = int(self.config.num_hidden_layers)
+        self.aux_layers = tuple(aux_layers) if aux_layers else default_aux_layers(layers)
+        if len(self.aux_layers) != 3 or not all(0 < layer < layers for layer in self.aux_layers):
+            raise Eagle3Error(
+                f"aux_layers {self.aux_layers} don't fit a target of {layers} layers. "
+                f"Name three between 1 and {layers - 1}, or leave it out for {default_aux_layers(layers)}."
+            )
+        self.device = device
+
+    @property
+    def embedding(self) -> Tensor:
+        """The input embedding, [V, H]."""
+        weight: Tensor = self.model.get_input_embeddings().weight
+        return weight
+
+    @property
+    def head(self) -> Tensor:
+        """The output head, [V, H]."""
+        weight: Tensor = self.model.get_output_embeddings().weight
+        return weight
+
+    @property
+    def final_norm(self) -> Tensor:
+        """The weight of the norm before the head, [H]."""
+        weight: Tensor = self.model.base_model.norm.weight
+        return weight
+
+    @torch.no_grad()
+    def features(self, samples: Sequence[Sample]) -> list[Features]:
+        """Features of each sample, computed in one padded batch, in the target's own dtype."""
+        ids, _ = pad(samples)
+        out = self.model.base_model(input_ids=ids.to(self.device), output_hidden_states=True, use_cache=False)
+        aux = torch.cat([out.hidden_states[layer] for layer in self.aux_layers], dim=-1)
+        return [
+            Features(
+                aux[row, : len(s.input_ids)].clone(), out.last_hidden_state[row, : len(s.input_ids)].clone()
+            )
+            for row, s in enumerate(samples)
+        ]
+
+
+class FeatureCache:
+    """Keeps features in memory up to a limit of bytes; what doesn't fit is computed again."""
+
+    def __init__(self, target: Target, limit_bytes: int) -> None:
+        self._target = target
+        self._limit = limit_bytes
+        self._kept: dict[int, Features] = {}
+        self._bytes = 0
+
+    def get(self, numbers: Sequence[int], samples: Sequence[Sample]) -> list[Features]:
+        """Features of the samples with these numbers."""
+        missing = [(n, s) for n, s in zip(numbers, samples, strict=True) if n not in self._kept]
+        fresh: dict[int, Features] = {}
+        if missing:
+            found = self._target.features([s for _, s in missing])
+            for (number, _), features in zip(missing, found, strict=True):
+                fresh[number] = features
+                if self._bytes + features.nbytes <= self._limit:
+                    self._kept[number] = features
+                    self._bytes += features.nbytes
+        return [self._kept[n] if n in self._kept else fresh[n] for n in numbers]
+
+
+def _load(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    if not (folder / "config.json").is_file():
+        raise Eagle3Error(
+            f"There is no target model in {folder}. Put the model's folder there, or fix `target_model`."
+        )
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise Eagle3Error(
+            f"The target in {folder} can't be loaded ({' '.join(str(error).split())[:200]}). Is the folder whole?"
+        ) from None
