@@ -1,6 +1,5 @@
 # The front door. `make` lists the targets.
 PYTHON ?= python3.11
-export EAGLE3_CACHE
 airflow_python = $(shell $(PYTHON) -m local.install --python airflow)
 gpu_python = $(shell $(PYTHON) -m local.install --python gpu)
 airflow_bin = $(dir $(airflow_python))

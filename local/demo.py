@@ -1,6 +1,6 @@
 """`make demo`: starts the services, runs the Dag `demo`, follows it, and closes with the numbers.
 
-Run with the Airflow environment's Python. KEEP=0 stops the services afterwards; SHARD=shard-00001 takes that shard.
+Run with the Airflow environment's Python. KEEP=0 stops the services afterwards; SHARD=shard-00001 chooses.
 """
 
 from __future__ import annotations

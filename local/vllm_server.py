@@ -23,8 +23,8 @@ ENGINE_ARGS = ("--max-model-len", str(MAX_MODEL_LEN), "--dtype", "bfloat16", "--
 def engine_environment(cache: Path) -> dict[str, str]:
     """What vLLM needs on a shared machine: no network, a small cache, and no thread bound to a core.
 
-    By default each vLLM binds its threads to cores: the one that measures the draft would take the cores of the one
-    that serves the prompts. Compiled kernels stay in the cache folder for the next start.
+    By default each vLLM binds its threads to cores: the one that measures the draft would take those of the
+    one that serves the prompts. Compiled kernels stay in the cache folder for the next start.
     """
     return {
         "HF_HUB_OFFLINE": "1",
