@@ -3,7 +3,6 @@ PYTHON ?= python3.11
 airflow_python = $(shell $(PYTHON) -m local.install --python airflow)
 gpu_python = $(shell $(PYTHON) -m local.install --python gpu)
 airflow_bin = $(dir $(airflow_python))
-not_slow = not engine and not e2e and not browser
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-test demo demo-stop demo-clean status env check test test-fast
@@ -40,9 +39,7 @@ check:  ## formatter, linter, types and the direction of imports
 	$(airflow_bin)lint-imports
 
 test: install-test check  ## everything: real engine, sshd, Airflow and browser
-	$(gpu_python) -m pytest tests/eagle3
-	$(airflow_python) -m pytest tests --ignore=tests/eagle3
+	@$(PYTHON) -m local.run_tests
 
 test-fast:  ## what needs no engine, no browser and no Airflow
-	$(gpu_python) -m pytest tests/eagle3 -m "$(not_slow)"
-	$(airflow_python) -m pytest tests --ignore=tests/eagle3 -m "$(not_slow)"
+	@$(PYTHON) -m local.run_tests --fast

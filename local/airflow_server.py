@@ -80,7 +80,7 @@ class AirflowServer:
         }
         self._airflow = (str(python), "-m", "airflow")
         self._run_folder, self._log_folder, self._checkout = run_folder, log_folder, checkout
-        self._python = python
+        self._bin_folder = python.parent
 
     @property
     def address(self) -> str:
@@ -89,15 +89,16 @@ class AirflowServer:
 
     def processes(self) -> list[Process]:
         """The four components, with the secrets that they share."""
-        environment = plain_environment(**self.variables, **self._secrets(), **self._path())
+        variables = {**self.variables, **self._secrets()}
         return [
             Process(
                 f"airflow-{name}",
                 [*self._airflow, *command],
-                environment=environment,
+                variables=variables,
                 run_folder=self._run_folder,
                 log_folder=self._log_folder,
                 cwd=self._checkout,
+                bin_folder=self._bin_folder,
             )
             for name, command in COMPONENTS.items()
         ]
@@ -130,7 +131,7 @@ class AirflowServer:
 
     def _migrate(self) -> None:
         log = self._log_folder / "airflow-db.log"
-        environment = plain_environment(**self.variables, **self._secrets(), **self._path())
+        environment = plain_environment({**self.variables, **self._secrets()}, self._bin_folder)
         with only_one(self.home / ".migrate.lock", "airflow: waiting for another migration"):
             run_step([*self._airflow, "db", "migrate"], log, env=environment, cwd=self._checkout)
 
@@ -144,9 +145,6 @@ class AirflowServer:
             aside.write_text("".join(f"{name}={secrets.token_urlsafe(32)}\n" for name in _SECRETS))
             aside.replace(file)
         return dict(line.split("=", 1) for line in file.read_text().splitlines())
-
-    def _path(self) -> dict[str, str]:
-        return {"PATH": f"{self._python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
 
 
 _SECRETS = ("AIRFLOW__API_AUTH__JWT_SECRET", "AIRFLOW__API__SECRET_KEY")

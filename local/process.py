@@ -46,21 +46,26 @@ def is_running(run_folder: Path, name: str) -> bool:
 
 
 class Process:
-    """One command. To the given environment only a mark is added, to find its children by."""
+    """One command. It gets `variables`, the caller's paths and language, and a mark to find its children by.
+
+    `bin_folder` is put in front of PATH.
+    """
 
     def __init__(
         self,
         name: str,
         argv: Sequence[str],
         *,
-        environment: Mapping[str, str],
+        variables: Mapping[str, str],
         run_folder: Path,
         log_folder: Path,
         cwd: Path,
+        bin_folder: Path | None = None,
     ) -> None:
         self.name = name
         self.argv = list(argv)
-        self.environment = dict(environment)
+        self.variables = dict(variables)
+        self.bin_folder = bin_folder
         self.cwd = cwd
         self.run_file = run_folder.absolute() / f"{name}.json"
         self.log = log_folder.absolute() / f"{name}.log"
@@ -75,7 +80,7 @@ class Process:
         return said.pid if said and said.lives() else None
 
     def is_as_asked(self) -> bool:
-        """Whether what runs was started with the same command and environment."""
+        """Whether what runs was started with the same command and variables."""
         said = _read(self.run_file)
         return said is not None and said.lives() and said.asked == self._asked()
 
@@ -94,7 +99,7 @@ class Process:
                     stdout=log,
                     stderr=log,
                     cwd=self.cwd,
-                    env={**self.environment, **self._mark()},
+                    env=plain_environment(self.variables, self.bin_folder) | self._mark(),
                     start_new_session=True,
                 )
             except OSError as error:
@@ -153,7 +158,7 @@ class Process:
         return bool(members)
 
     def _asked(self) -> str:
-        asked = json.dumps([self.argv, sorted(self.environment.items()), str(self.cwd)])
+        asked = json.dumps([self.argv, sorted(self.variables.items()), str(self.cwd)])
         return hashlib.sha256(asked.encode()).hexdigest()
 
     def _mark(self) -> dict[str, str]:
@@ -163,11 +168,14 @@ class Process:
         return f"Its log is {self.log}; the end of it:\n{tail(self.log)}"
 
 
-def plain_environment(**more: str) -> dict[str, str]:
-    """What a service gets of the caller's environment (paths, language, proxies, certificates), and `more`.
+def plain_environment(variables: Mapping[str, str], bin_folder: Path | None = None) -> dict[str, str]:
+    """`variables` on top of the caller's environment (paths, language, proxies, certificates).
 
     Nothing of Airflow's or Python's settings slips in from the shell that `make` runs in.
     """
-    foreign = ("AIRFLOW", "EAGLE3_", "PYTHON", "VIRTUAL_ENV", "MAKE", "MFLAGS", "VLLM_", "OMP_", MARK)
+    foreign = ("AIRFLOW", "EAGLE3_", "PYTHON", "PYTEST", "VIRTUAL_ENV", "MAKE", "MFLAGS", "VLLM_", "OMP_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    return {**kept, "PYTHONUNBUFFERED": "1", "SPT_NOENV": "1", **more}
+    if bin_folder is not None:
+        kept["PATH"] = f"{bin_folder}{os.pathsep}{kept.get('PATH', os.defpath)}"
+    # without SPT_NOENV, a process that sets its title overwrites the environment in which its mark is read
+    return {**kept, "PYTHONUNBUFFERED": "1", "SPT_NOENV": "1", **variables}

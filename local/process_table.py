@@ -56,16 +56,26 @@ def family(leader: int, mark: str) -> list[Entry]:
 
 
 def below(folder: Path) -> list[Entry]:
-    """Processes whose working directory is the folder or lies in it."""
-    found = []
-    for process in everyone():
-        try:
-            where = (PROC / str(process.pid) / "cwd").readlink()
-        except OSError:
-            continue
-        if process.pid != os.getpid() and where.is_relative_to(folder):
-            found.append(process)
-    return found
+    """Processes that work in the folder or in one below it."""
+    return [
+        process for process in everyone() if process.pid != os.getpid() and _works_below(process.pid, folder)
+    ]
+
+
+def begotten_below(folder: Path, mark_name: str) -> list[Entry]:
+    """Processes that work below the folder, were given a path below it, or carry a mark that names one."""
+    start = f"{folder}{os.sep}".encode()
+    mark = f"{mark_name}=".encode() + start
+    return [
+        process
+        for process in everyone()
+        if process.pid != os.getpid()
+        and (
+            _works_below(process.pid, folder)
+            or any(word.startswith(start) for word in _words(process.pid, "cmdline"))
+            or any(word.startswith(mark) for word in _words(process.pid, "environ"))
+        )
+    ]
 
 
 def end(processes: Iterable[Entry], sign: signal.Signals) -> None:
@@ -80,7 +90,18 @@ def end(processes: Iterable[Entry], sign: signal.Signals) -> None:
 
 
 def _carries(pid: int, mark: str) -> bool:
+    return mark.encode() in _words(pid, "environ")
+
+
+def _works_below(pid: int, folder: Path) -> bool:
     try:
-        return mark.encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        return (PROC / str(pid) / "cwd").readlink().is_relative_to(folder)
     except OSError:
         return False
+
+
+def _words(pid: int, file: str) -> list[bytes]:
+    try:
+        return (PROC / str(pid) / file).read_bytes().split(b"\0")
+    except OSError:
+        return []

@@ -70,7 +70,7 @@ def read_report(announced: Any) -> Report:
             training=found["training"],
             evaluation=found["evaluation"],
         )
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise LocalError(
             f"{file} can't be read as a shard's report: {type(error).__name__}: {error}."
         ) from None

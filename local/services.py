@@ -114,8 +114,11 @@ class Services:
         lines = [
             f"export {name}={shlex.quote(value)}" for name, value in sorted(self.airflow.variables.items())
         ]
-        folder = shlex.quote(str(AIRFLOW.python(self.places.cache).parent))
-        return "\n".join([*lines, f'export PATH={folder}:"$PATH"'])
+        return "\n".join([*lines, f'export PATH={shlex.quote(self.shell_path())}:"$PATH"'])
+
+    def shell_path(self) -> str:
+        """The folder where the `airflow` command is."""
+        return str(AIRFLOW.python(self.places.cache).parent)
 
 
 _RUN_FILES = {"airflow": f"airflow-{next(iter(COMPONENTS))}", "vllm": "vllm"}

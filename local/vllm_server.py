@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from local.ports import HOST
-from local.process import Process, plain_environment
+from local.process import Process
 
 START_S = 600.0
 MAX_MODEL_LEN = 2048
@@ -55,10 +55,11 @@ class VllmServer:
                 *(str(python), *SERVE, "--model", str(model), "--served-model-name", model.name),
                 *("--host", HOST, "--port", str(port), *engine_args()),
             ],
-            environment=plain_environment(**engine_environment(cache)),
+            variables=engine_environment(cache),
             run_folder=run_folder,
             log_folder=log_folder,
             cwd=model.parent,
+            bin_folder=python.parent,
         )
 
     @property
