@@ -81,6 +81,7 @@ class AirflowServer:
         self._airflow = (str(python), "-m", "airflow")
         self._run_folder, self._log_folder, self._checkout = run_folder, log_folder, checkout
         self._bin_folder = python.parent
+        self._secrets_file = home / "secrets.env"
 
     @property
     def address(self) -> str:
@@ -105,6 +106,7 @@ class AirflowServer:
 
     def start(self, say: Callable[[str], None] = print) -> float:
         """Seconds until the components are healthy; LocalError if one dies."""
+        self._make_secrets()
         processes = self.processes()
         if not all(process.is_as_asked() for process in processes):
             self._migrate()
@@ -136,15 +138,21 @@ class AirflowServer:
             run_step([*self._airflow, "db", "migrate"], log, env=environment, cwd=self._checkout)
 
     def _secrets(self) -> dict[str, str]:
-        """Made once per AIRFLOW_HOME and readable by its owner only; never printed."""
-        file = self.home / "secrets.env"
+        """What `_make_secrets` has made; never printed."""
+        try:
+            return dict(line.split("=", 1) for line in self._secrets_file.read_text().splitlines())
+        except FileNotFoundError:
+            return {}
+
+    def _make_secrets(self) -> None:
+        """Once per AIRFLOW_HOME, readable by its owner only."""
+        file = self._secrets_file
         if not file.exists():
             self.home.mkdir(parents=True, exist_ok=True)
             aside = file.with_suffix(f".{os.getpid()}")
             aside.touch(mode=0o600)
             aside.write_text("".join(f"{name}={secrets.token_urlsafe(32)}\n" for name in _SECRETS))
             aside.replace(file)
-        return dict(line.split("=", 1) for line in file.read_text().splitlines())
 
 
 _SECRETS = ("AIRFLOW__API_AUTH__JWT_SECRET", "AIRFLOW__API__SECRET_KEY")

