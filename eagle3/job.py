@@ -111,6 +111,7 @@ def _supervise(folder: Path, command: list[str], env: dict[str, str], ready: int
             )
         except OSError as error:
             output.write(f"eagle3: error: {command[0]} can't be started: {error.strerror}.\n".encode())
+            output.flush()
             _write(folder, state | {"exit_code": 127, "finished_at": time.time()})
             os._exit(0)
         state |= {"pid": process.pid, "pgid": process.pid}
@@ -182,10 +183,11 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="start even where the last job succeeded")
     parser.add_argument("--offset", type=int, default=0)
     parser.add_argument("--limit", type=int, default=1 << 18)
-    parser.add_argument("command", nargs="*")
-    args = parser.parse_args()
+    given = sys.argv[1:]
+    at = given.index("--") if "--" in given else len(given)
+    args, command = parser.parse_args(given[:at]), given[at + 1 :]
     if args.action == "start":
-        answer = start(args.dir, args.command, dict(item.split("=", 1) for item in args.env), args.again)
+        answer = start(args.dir, command, dict(item.split("=", 1) for item in args.env), args.again)
     elif args.action == "stop":
         answer = stop(args.dir)
     else:

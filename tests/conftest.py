@@ -16,6 +16,7 @@ from include.core.paths import Settings, Shard
 from include.core.spec import DatasetSpec, load_dataset, target_named
 from include.stages.work import Work
 from include.tokens.target import Target, load_target
+from local.places import cache_folder
 
 SPEC: dict[str, Any] = {
     "name": "tiny",
@@ -48,7 +49,7 @@ def rows(count: int) -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def models_dir() -> Path:
     """The folder with SmolLM2-135M-Instruct, made by `make install`."""
-    folder = Path(os.environ.get("EAGLE3_MODELS_DIR", ""))
+    folder = Path(os.environ.get("EAGLE3_MODELS_DIR") or cache_folder() / "models")
     if not (folder / "SmolLM2-135M-Instruct" / "tokenizer.json").is_file():
         pytest.skip("EAGLE3_MODELS_DIR holds no SmolLM2-135M-Instruct: run `make install` and `make test`")
     return folder

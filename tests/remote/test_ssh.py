@@ -1,0 +1,96 @@
+"""Every way in which the GPU host can refuse ends with one sentence that names host and connection."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import paramiko
+import pytest
+
+from include.core.errors import RemoteError
+from include.remote.ssh import connect, run
+from tests.remote.conftest import ConnectionTo
+
+OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJdD7y3aLq454yWBdwLWbieU1ebz9/cu7/QEXn9OIeZJ"
+
+
+def refusal(connection: Any) -> RemoteError:
+    with pytest.raises(RemoteError) as caught, connect(connection):
+        pass
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_a_command_is_quoted_whatever_it_holds(client: paramiko.SSHClient) -> None:
+    odd = "a b'c\"d $HOME `id` ; * \\ é\n2"
+    done = run(client, ["printf", "%s", odd])
+    assert (done.exit_code, done.stdout) == (0, odd)
+    assert run(client, ["sh", "-c", "exit 7"]).exit_code == 7
+
+
+def test_a_refused_port(connection: ConnectionTo) -> None:
+    error = refusal(connection(port=9))
+    assert "127.0.0.1:9 can't be reached over SSH (connection refused)" in str(error)
+    assert "'gpu_host'" in str(error)
+    assert error.retryable
+
+
+def test_an_unknown_name(connection: ConnectionTo) -> None:
+    assert "no-such-host.invalid isn't known" in str(refusal(connection(host="no-such-host.invalid")))
+
+
+def test_an_unknown_host_key_is_refused_with_its_fingerprint(connection: ConnectionTo) -> None:
+    text = str(refusal(connection(extra={"host_key": None})))
+    assert "ssh-ed25519 key that isn't known, SHA256:" in text
+    assert "`host_key`" in text
+
+
+def test_a_changed_host_key_is_refused(connection: ConnectionTo) -> None:
+    text = str(refusal(connection(extra={"host_key": OTHER_KEY})))
+    assert "shows another key than expected: SHA256:" in text
+
+
+def test_an_unreadable_host_key_is_named(connection: ConnectionTo) -> None:
+    assert "`host_key` of the connection 'gpu_host' can't be read" in str(
+        refusal(connection(extra={"host_key": "ssh-ed25519 what"}))
+    )
+
+
+def test_a_key_that_others_may_read_is_refused(connection: ConnectionTo, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(Path(connection().extra["key_file"]).read_bytes())
+    key.chmod(0o644)
+    text = str(refusal(connection(extra={"key_file": str(key)})))
+    assert "(mode 0644)" in text
+    assert "chmod 600" in text
+
+
+@pytest.mark.parametrize(("passphrase", "why"), [("", "it was refused"), ("secret", "needs a passphrase")])
+def test_a_wrong_key_and_one_with_a_passphrase(
+    connection: ConnectionTo, tmp_path: Path, passphrase: str, why: str
+) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", key], check=True)
+    text = str(refusal(connection(extra={"key_file": str(key)})))
+    assert f"can't log in at the GPU host 127.0.0.1:{connection().port}: " in text
+    assert why in text
+
+
+def test_a_missing_key_file(connection: ConnectionTo, tmp_path: Path) -> None:
+    assert "can't be read (No such file" in str(
+        refusal(connection(extra={"key_file": str(tmp_path / "none")}))
+    )
+
+
+def test_something_else_than_ssh_listens_there(connection: ConnectionTo) -> None:
+    import http.server
+    import threading
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        assert "can't be reached over SSH" in str(refusal(connection(port=server.server_port)))
+    finally:
+        server.shutdown()
