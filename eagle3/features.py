@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from eagle3.contract import Sample
-from eagle3.data import pad
 from eagle3.errors import Eagle3Error
 
 
@@ -70,17 +69,16 @@ class Target:
         return weight
 
     @torch.no_grad()
-    def features(self, samples: Sequence[Sample]) -> list[Features]:
-        """Features of each sample, computed in one padded batch, in the target's own dtype."""
-        ids, _ = pad(samples)
-        out = self.model.base_model(input_ids=ids.to(self.device), output_hidden_states=True, use_cache=False)
-        aux = torch.cat([out.hidden_states[layer] for layer in self.aux_layers], dim=-1)
-        return [
-            Features(
-                aux[row, : len(s.input_ids)].clone(), out.last_hidden_state[row, : len(s.input_ids)].clone()
-            )
-            for row, s in enumerate(samples)
-        ]
+    def features(self, sample: Sample) -> Features:
+        """A sample's features in the target's own dtype.
+
+        Each sample runs alone: in a batch its last bits would depend on its neighbours, and a run that was resumed
+        would not be the one that was broken off.
+        """
+        ids = torch.tensor([sample.input_ids], device=self.device)
+        out = self.model.base_model(input_ids=ids, output_hidden_states=True, use_cache=False)
+        aux = torch.cat([out.hidden_states[layer][0] for layer in self.aux_layers], dim=-1)
+        return Features(aux, out.last_hidden_state[0])
 
 
 class FeatureCache:
@@ -92,18 +90,15 @@ class FeatureCache:
         self._kept: dict[int, Features] = {}
         self._bytes = 0
 
-    def get(self, numbers: Sequence[int], samples: Sequence[Sample]) -> list[Features]:
-        """Features of the samples with these numbers."""
-        missing = [(n, s) for n, s in zip(numbers, samples, strict=True) if n not in self._kept]
-        fresh: dict[int, Features] = {}
-        if missing:
-            found = self._target.features([s for _, s in missing])
-            for (number, _), features in zip(missing, found, strict=True):
-                fresh[number] = features
-                if self._bytes + features.nbytes <= self._limit:
-                    self._kept[number] = features
-                    self._bytes += features.nbytes
-        return [self._kept[n] if n in self._kept else fresh[n] for n in numbers]
+    def get(self, number: int, sample: Sample) -> Features:
+        """Features of the sample with this number."""
+        if number in self._kept:
+            return self._kept[number]
+        features = self._target.features(sample)
+        if self._bytes + features.nbytes <= self._limit:
+            self._kept[number] = features
+            self._bytes += features.nbytes
+        return features
 
 
 def _load(folder: Path) -> Any:

@@ -124,7 +124,7 @@ class Training:
     def _forward(self, mine: Sequence[int]) -> Sums:
         samples = [self.data.samples[n] for n in mine]
         ids, mask = (x.to(self.ranks.device) for x in pad(samples))
-        found = self.features.get(mine, samples)
+        found = [self.features.get(n, s) for n, s in zip(mine, samples, strict=True)]
         aux, last = (_stack([getattr(f, name) for f in found], ids.shape[1]) for name in ("aux", "last"))
         return training_time_test(
             self.draft,

@@ -73,6 +73,7 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         head_dim=8,
         max_position_embeddings=256,
         tie_word_embeddings=False,
+        initializer_range=0.2,  # so that it has opinions: a flat distribution can't be learnt
     )
     folder = tmp_path_factory.mktemp("target") / "tiny-llama"
     LlamaForCausalLM(config).save_pretrained(folder)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from eagle3 import checkpoint, export, vocab
 from eagle3.config import read_config
 from eagle3.contract import SAMPLES, Sample, open_shards
-from eagle3.data import of_rank, pad, select, steps_of_epoch
+from eagle3.data import of_rank, select, steps_of_epoch
 from eagle3.draft import Draft, llama_config
 from eagle3.errors import Eagle3Error
 from eagle3.evaluate import accept_length
@@ -148,23 +148,23 @@ def test_only_supervised_tokens_are_counted_and_kimis_vocabulary_takes_no_time()
         vocab.choose(many, 2, [1, 2, 3])
 
 
-def test_features_are_the_targets_own_whatever_the_batch(target_folder: Path) -> None:
+def test_features_are_the_targets_own_and_kept_within_the_limit(target_folder: Path) -> None:
     target = Target(target_folder, None, torch.device("cpu"))
     assert target.aux_layers == default_aux_layers(6) == (2, 3, 3)
     long, short = Sample("a", tuple(range(20)), (1,) * 20), Sample("b", tuple(range(7)), (1,) * 7)
-    together = target.features([long, short])
-    for sample, found in zip((long, short), together, strict=True):
-        ids, _ = pad([sample])
-        out = target.model(input_ids=ids, output_hidden_states=True)
-        expected = torch.cat([out.hidden_states[i] for i in target.aux_layers], -1)[0]
-        torch.testing.assert_close(found.aux, expected)
+    for sample in (long, short):
+        found = target.features(sample)
+        out = target.model(input_ids=torch.tensor([sample.input_ids]), output_hidden_states=True)
+        torch.testing.assert_close(
+            found.aux, torch.cat([out.hidden_states[i] for i in target.aux_layers], -1)[0]
+        )
         torch.testing.assert_close(target.head @ found.last[-1], out.logits[0, -1])
-    cache = FeatureCache(target, limit_bytes=together[0].nbytes)
-    first = cache.get([0, 1], [long, short])
-    again = cache.get([0, 1], [long, short])
-    assert again[0] is first[0], "kept"
-    assert again[1] is not first[1], "over the limit: computed again"
-    torch.testing.assert_close(again[1].aux, first[1].aux)
+    cache = FeatureCache(target, limit_bytes=target.features(long).nbytes)
+    first = [cache.get(0, long), cache.get(1, short)]
+    assert cache.get(0, long) is first[0], "kept"
+    again = cache.get(1, short)
+    assert again is not first[1], "over the limit: computed again"
+    assert torch.equal(again.aux, first[1].aux), "to the last bit"
 
 
 def test_layers_that_do_not_fit_and_a_missing_target_are_refused(target_folder: Path, tmp_path: Path) -> None:
