@@ -6,6 +6,7 @@ Run with the Airflow environment's Python. KEEP=0 stops the services afterwards;
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 
@@ -85,7 +86,8 @@ def summary_table(rows: list[tuple[str, str]]) -> Table:
 
 def main(environ: Mapping[str, str] = os.environ) -> int:
     """The command."""
-    console = Console()
+    # in a log, long paths stay on one line
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200)
     services = Services(Places.of_demo(environ))
     keep = environ.get("KEEP", "1") != "0"
     try:

@@ -49,6 +49,5 @@ def run_step(
             raise LocalError(f"{argv[0]} can't be run: {error.strerror}.") from None
     if done.returncode:
         shown = " ".join(argv[:6]) + (" …" if len(argv) > 6 else "")
-        raise LocalError(
-            f"`{shown}` ended with status {done.returncode}. Its log is {log}; the end of it:\n{tail(log)}"
-        )
+        how = f"with status {done.returncode}" if done.returncode > 0 else f"by signal {-done.returncode}"
+        raise LocalError(f"`{shown}` ended {how}. Its log is {log}; the end of it:\n{tail(log)}")
