@@ -31,6 +31,8 @@ def engine_environment(cache: Path) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB: 46,592 tokens of SmolLM2-135M
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # threads that spin while they wait starve each other as soon as anything else runs
+        "OMP_WAIT_POLICY": "PASSIVE",
         "OMP_NUM_THREADS": str(os.cpu_count() or 1),
         "VLLM_CACHE_ROOT": str(cache / "vllm"),
     }
