@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,21 @@ _SYSTEM_FOLDERS = f"{os.defpath}:/usr/sbin:/usr/local/sbin"
 
 
 class LoopbackSshd:
-    """Below `directory`: `sshd/` (keys, configuration, log) and `work/`, which is the GPU host's folder."""
+    """Below `directory`: `sshd/` (keys, configuration, log) and `work/`, which is the GPU host's folder.
 
-    def __init__(self, directory: Path, port: int | None = None) -> None:
+    `variables` are set for every session (a HOME of its own, say); `sftp` is sshd's own server or a program.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        port: int | None = None,
+        *,
+        variables: Mapping[str, str] | None = None,
+        sftp: str = "internal-sftp",
+    ) -> None:
+        self._variables = dict(variables or {})
+        self._sftp = sftp
         self.directory = directory.absolute()
         self._own = self.directory / "sshd"
         self.root = self.directory / "work"
@@ -111,10 +124,11 @@ class LoopbackSshd:
         path.chmod(0o600)
 
     def _config(self) -> str:
+        pairs = " ".join(f'"{name}={value}"' for name, value in self._variables.items())
         return f"""Port {self.port}
 ListenAddress {HOST}
 HostKey "{self._own}/host_key"
-AuthorizedKeysFile "{self._own}/authorized_keys"
+AuthorizedKeysFile "{str(self._own).replace("%", "%%")}/authorized_keys"
 AuthenticationMethods publickey
 PasswordAuthentication no
 KbdInteractiveAuthentication no
@@ -127,6 +141,7 @@ MaxStartups 64
 MaxSessions 64
 AllowTcpForwarding no
 X11Forwarding no
-Subsystem sftp internal-sftp
+Subsystem sftp {self._sftp}
 LogLevel ERROR
+{f"SetEnv {pairs}" if pairs else ""}
 """

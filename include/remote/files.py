@@ -4,42 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
+import re
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 
 import paramiko
-from paramiko.ssh_exception import SSHException
 
 from include.core.errors import RemoteError
-from include.core.files import file_digest, written_aside
+from include.core.files import file_digest, storage_errors, written_aside
+from include.remote.sftp import opened_sftp
 from include.remote.ssh import require_run, run
 
-
-@contextmanager
-def sftp_errors(what: str) -> Iterator[None]:
-    """Turns trouble with SFTP into a sentence that begins with `what`; our own errors pass."""
-    try:
-        yield
-    except (OSError, SSHException, EOFError) as error:
-        lost = isinstance(error, (SSHException, EOFError, ConnectionError, TimeoutError))
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise RemoteError(
-            f"{what} failed on the GPU host ({why}).",
-            do="Run the task again."
-            if lost
-            else "Check rights and space there (a full disk says just 'Failure').",
-            retryable=lost,
-        ) from None
+RESERVE_BYTES = 64 << 20
 
 
 def absolute(client: paramiko.SSHClient, path: str) -> str:
     """A path on the host with `~` and relative parts resolved against the login's home."""
-    with client.open_sftp() as sftp, sftp_errors(f"Looking up {path}"):
+    with opened_sftp(client, f"Looking up {path}") as sftp:
         home = sftp.normalize(".")
     if path == "~" or path.startswith("~/"):
         path = posixpath.join(home, path[2:])
+    elif path.startswith("~"):
+        raise RemoteError(f"{path} names another user's home.", do="Write the whole path, or one under ~/.")
     return posixpath.normpath(posixpath.join(home, path))
 
 
@@ -47,10 +36,22 @@ def make_folder(client: paramiko.SSHClient, path: str) -> None:
     """mkdir -p, and a byte written there, so that a bad root is found before anything is sent."""
     require_run(client, ["mkdir", "-p", "--", path], f"{path} can't be made on the GPU host")
     probe = posixpath.join(path, f".writable-{secrets.token_hex(4)}")
-    with client.open_sftp() as sftp, sftp_errors(f"Writing to {path}"):
+    with opened_sftp(client, f"Writing to {path}") as sftp:
         with sftp.open(probe, "wb") as file:
             file.write(b"1")
         sftp.remove(probe)
+
+
+def require_space(client: paramiko.SSHClient, folder: str, needed: int, reserve: int = RESERVE_BYTES) -> None:
+    """RemoteError unless `needed` bytes and a reserve are free below an existing folder of the host."""
+    shown = require_run(client, ["df", "-Pk", "--", folder], f"The free space of {folder} isn't known")
+    found = re.search(r"\s\d+\s+\d+\s+(-?\d+)\s+\d+%", shown)
+    free = int(found[1]) * 1024 if found else None
+    if free is not None and free < needed + reserve:
+        raise RemoteError(
+            f"{folder} on the GPU host has {free >> 20} MiB free; {(needed + reserve) >> 20} MiB are needed.",
+            do="Make room there, or name another `root` in the connection's Extra.",
+        )
 
 
 def digests(client: paramiko.SSHClient, paths: Sequence[str]) -> dict[str, str]:
@@ -58,12 +59,8 @@ def digests(client: paramiko.SSHClient, paths: Sequence[str]) -> dict[str, str]:
     if not paths:
         return {}
     done = run(client, ["sha256sum", "-z", "--", *paths], timeout=3600)
-    found = {}
-    for line in done.stdout.split("\0"):
-        digest, _, path = line.partition("  ")
-        if path:
-            found[path] = digest[-64:]  # what a login script prints may stand before the first line
-    return found
+    lines = (line.partition("  ") for line in done.stdout.split("\0") if line)
+    return {path: digest for digest, _, path in lines}
 
 
 def send_file(client: paramiko.SSHClient, local: Path, remote: str) -> bool:
@@ -71,31 +68,27 @@ def send_file(client: paramiko.SSHClient, local: Path, remote: str) -> bool:
     digest = file_digest(local)
     if digests(client, [remote]).get(remote) == digest:
         return False
-    with client.open_sftp() as sftp:
-        put_checked(
-            client, sftp, local.read_bytes() if local.stat().st_size < 1 << 20 else local, remote, digest
-        )
+    small = local.stat().st_size < 1 << 20
+    put_checked(client, local.read_bytes() if small else local, remote, digest)
     return True
 
 
 def send_bytes(client: paramiko.SSHClient, content: bytes, remote: str) -> None:
     """Writes a small file on the host, whole or not at all."""
-    with client.open_sftp() as sftp:
-        put_checked(client, sftp, content, remote, hashlib.sha256(content).hexdigest())
+    put_checked(client, content, remote, hashlib.sha256(content).hexdigest())
 
 
-def put_checked(
-    client: paramiko.SSHClient, sftp: paramiko.SFTPClient, source: bytes | Path, remote: str, digest: str
-) -> None:
+def put_checked(client: paramiko.SSHClient, source: bytes | Path, remote: str, digest: str) -> None:
     """To a temporary name, read back as a digest by the host, then moved over `remote` in one step."""
-    aside = posixpath.join(posixpath.dirname(remote), f".{posixpath.basename(remote)}.{secrets.token_hex(4)}")
+    folder = posixpath.dirname(remote)
+    aside = posixpath.join(folder, f".{posixpath.basename(remote)}.{secrets.token_hex(4)}")
     require_run(
-        client,
-        ["mkdir", "-p", "--", posixpath.dirname(remote)],
-        f"The folder of {remote} can't be made on the GPU host",
+        client, ["mkdir", "-p", "--", folder], f"The folder of {remote} can't be made on the GPU host"
     )
+    if isinstance(source, Path):
+        require_space(client, folder, source.stat().st_size)
     try:
-        with sftp_errors(f"Writing {remote}"):
+        with opened_sftp(client, f"Writing {remote}") as sftp:
             if isinstance(source, bytes):
                 with sftp.open(aside, "wb") as file:
                     file.set_pipelined(True)
@@ -112,7 +105,8 @@ def put_checked(
                 )
             sftp.posix_rename(aside, remote)
     except BaseException:
-        run(client, ["rm", "-f", "--", aside])
+        with suppress(RemoteError):  # over a broken connection nothing can be cleared; the first error counts
+            run(client, ["rm", "-f", "--", aside])
         raise
 
 
@@ -121,8 +115,10 @@ def fetch_file(client: paramiko.SSHClient, remote: str, local: Path) -> None:
     expected = digests(client, [remote]).get(remote)
     if expected is None:
         raise RemoteError(f"{remote} isn't on the GPU host.", do="Run the stage that makes it again.")
+    if local.is_file() and file_digest(local) == expected:
+        return
     with written_aside(local) as aside:
-        with client.open_sftp() as sftp, sftp_errors(f"Reading {remote}"):
+        with opened_sftp(client, f"Reading {remote}") as sftp:
             sftp.get(remote, str(aside))
         if file_digest(aside) != expected:
             raise RemoteError(
@@ -130,13 +126,39 @@ def fetch_file(client: paramiko.SSHClient, remote: str, local: Path) -> None:
             )
 
 
+def fetch_folder(client: paramiko.SSHClient, remote: str, local: Path) -> list[str]:
+    """Fetches a folder's files, each checked, and puts them in place of `local` in one go; returns their names.
+
+    Links aren't followed. A folder that changes while it is read is refused.
+    """
+    listed = require_run(
+        client, ["find", ".", "-type", "f", "-print0"], f"{remote} can't be read", cwd=remote
+    )
+    names = sorted(name.removeprefix("./") for name in listed.split("\0") if name)
+    if any(".." in PurePosixPath(name).parts or name.startswith("/") for name in names):
+        raise RemoteError(f"The GPU host lists names outside of {remote}.")
+    aside = local.parent / f".{local.name}.{secrets.token_hex(4)}.part"
+    with storage_errors(local):
+        try:
+            aside.mkdir(parents=True)
+            for name in names:
+                fetch_file(client, posixpath.join(remote, name), aside / name)
+            if local.exists():
+                before = local.rename(local.parent / f".{local.name}.{secrets.token_hex(4)}.old")
+                aside.rename(local)
+                shutil.rmtree(before)
+            else:
+                aside.rename(local)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return names
+
+
 def read_text(client: paramiko.SSHClient, remote: str) -> str | None:
     """The text of a small file on the host, or None where it isn't there."""
-    with client.open_sftp() as sftp:
+    with opened_sftp(client, f"Reading {remote}") as sftp:
         try:
             with sftp.open(remote, "rb") as file:
-                return file.read().decode(errors="replace")
+                return str(file.read().decode(errors="replace"))
         except FileNotFoundError:
             return None
-        except (OSError, SSHException, EOFError) as error:
-            raise RemoteError(f"{remote} can't be read on the GPU host ({error}).", retryable=True) from None

@@ -11,15 +11,19 @@ import json
 import posixpath
 import secrets
 import shlex
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
+from paramiko.ssh_exception import SSHException
 
 from include.core.errors import RemoteError
 from include.core.files import file_digest
-from include.remote.files import digests, make_folder, read_text, sftp_errors
+from include.remote.files import RESERVE_BYTES, digests, make_folder, read_text, require_space
+from include.remote.sftp import opened_sftp
 from include.remote.ssh import require_run, run
 
 _SUFFIXES = (".py", ".txt", ".typed")
@@ -56,12 +60,18 @@ def release_digest(files: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def sync_release(client: paramiko.SSHClient, root: str, source: Path) -> Release:
+def sync_release(
+    client: paramiko.SSHClient, root: str, source: Path, *, reserve_bytes: int = RESERVE_BYTES
+) -> Release:
     """Brings `source` to the host as a release and makes it current. Raises RemoteError; then nothing has changed."""
     files = local_files(source)
+    if not files:
+        raise RemoteError(f"{source} holds nothing to release.", do="Run from a whole checkout.")
     digest = release_digest(files)
-    path = posixpath.join(root, "releases", digest)
-    make_folder(client, posixpath.join(root, "releases"))
+    releases = posixpath.join(root, "releases")
+    path = posixpath.join(releases, digest)
+    make_folder(client, releases)
+    _clear_stale(client, releases)
     before = _current_files(client, root)
     there = _is_there(client, path)
     if there and (faults := _differences(client, path, files)):
@@ -72,66 +82,86 @@ def sync_release(client: paramiko.SSHClient, root: str, source: Path) -> Release
         there = False
         before = {**before, **dict.fromkeys(faults, "tampered")}
     if not there:
-        _upload(client, root, source, files, path)
+        size = sum((source.parent / name).stat().st_size for name in files)
+        require_space(client, releases, size, reserve_bytes)
+        _upload(client, source, files, path)
     _switch(client, root, digest)
     return Release(digest, path, not there, tuple(_changes(before, files)))
 
 
-def _upload(client: paramiko.SSHClient, root: str, source: Path, files: Mapping[str, str], path: str) -> None:
-    incoming = posixpath.join(
-        root, "releases", f".incoming-{posixpath.basename(path)}-{secrets.token_hex(4)}"
-    )
+def _upload(client: paramiko.SSHClient, source: Path, files: Mapping[str, str], path: str) -> None:
+    """To a hidden folder, checked there, then renamed: half a release is never seen under its name."""
+    releases, digest = posixpath.split(path)
+    incoming = posixpath.join(releases, f".incoming-{digest}-{secrets.token_hex(4)}")
     folders = sorted({posixpath.dirname(posixpath.join(incoming, name)) for name in files})
     require_run(client, ["mkdir", "-p", "--", *folders], f"{incoming} can't be made on the GPU host")
     try:
-        with client.open_sftp() as sftp, sftp_errors("Sending the release"):
+        with opened_sftp(client, "Sending the release") as sftp:
             for name in files:
                 sftp.put(str(source.parent / name), posixpath.join(incoming, name))
+            if faults := _differences(client, incoming, files):
+                raise RemoteError(
+                    f"The release arrived damaged: {', '.join(faults)}.",
+                    do="Run the task again; the release before it stays current.",
+                    retryable=True,
+                )
             with sftp.open(posixpath.join(incoming, "release.json"), "wb") as file:
                 file.write(json.dumps({"files": dict(files)}, indent=2, sort_keys=True).encode())
-        if faults := _differences(client, incoming, files):
-            raise RemoteError(
-                f"The release arrived damaged: {', '.join(faults)}.",
-                do="Run the task again; the release before it stays current.",
-                retryable=True,
-            )
         done = run(client, ["mv", "-T", "--", incoming, path])
-        if done.exit_code != 0 and not _is_there(client, path):
-            raise RemoteError(f"The release can't be moved to {path}: {done.stderr.strip()}.")
-    finally:
-        run(client, ["rm", "-rf", "--", incoming])
-        stale = [
-            "find",
-            posixpath.join(root, "releases"),
-            "-maxdepth",
-            "1",
-            "-name",
-            ".incoming-*",
-            "-mtime",
-            "+0",
-        ]
-        run(client, [*stale, "-exec", "rm", "-rf", "--", "{}", "+"])
+        if done.exit_code != 0:
+            if not _is_there(client, path):
+                raise RemoteError(f"The release can't be moved to {path}: {done.stderr.strip()}.")
+            if faults := _differences(client, path, files):  # another sync was faster
+                raise RemoteError(
+                    f"{path} differs: {', '.join(faults)}.", do="Run the task again.", retryable=True
+                )
+            run(client, ["rm", "-rf", "--", incoming])
+    except BaseException:
+        with suppress(RemoteError):  # over a broken connection nothing can be cleared; the next sync does it
+            run(client, ["rm", "-rf", "--", incoming])
+        raise
+
+
+def _clear_stale(client: paramiko.SSHClient, releases: str) -> None:
+    """Removes uploads that were broken off more than a day ago, by the host's own clock."""
+    stale = ["find", releases, "-maxdepth", "1", "-name", ".incoming-*", "-mtime", "+0"]
+    run(client, [*stale, "-exec", "rm", "-rf", "--", "{}", "+"])
 
 
 def _switch(client: paramiko.SSHClient, root: str, digest: str) -> None:
     """`current` points to the old release or to the new one, at no time to nothing."""
+    current, wanted = posixpath.join(root, "current"), posixpath.join("releases", digest)
     link = posixpath.join(root, f".current-{secrets.token_hex(4)}")
-    with client.open_sftp() as sftp, sftp_errors(f"Switching {root}/current"):
-        sftp.symlink(posixpath.join("releases", digest), link)
-        sftp.posix_rename(link, posixpath.join(root, "current"))
-        if sftp.readlink(posixpath.join(root, "current")) != posixpath.join("releases", digest):
+    with opened_sftp(client, f"Switching {current}") as sftp:
+        with suppress(FileNotFoundError):
+            mode = sftp.lstat(current).st_mode or 0
+            if not stat.S_ISLNK(mode):
+                raise RemoteError(f"{current} on the GPU host isn't a link.", do="Move it away.")
+            if sftp.readlink(current) == wanted:
+                return
+        sftp.symlink(wanted, link)
+        try:
+            sftp.posix_rename(link, current)
+        except BaseException:
+            with suppress(OSError, SSHException, EOFError):
+                sftp.remove(link)
+            raise
+        if sftp.readlink(current) != wanted:
             raise RemoteError(
-                f"{root}/current points elsewhere: another sync runs at the same time.", retryable=True
+                f"{current} points elsewhere: another sync runs at the same time.", retryable=True
             )
 
 
 def _differences(client: paramiko.SSHClient, path: str, files: Mapping[str, str]) -> list[str]:
-    """Names of files whose bytes on the host aren't ours, that are missing, or that don't belong there."""
+    """Names of files whose bytes on the host aren't ours, that are missing, links, or don't belong there."""
     there = digests(client, [posixpath.join(path, name) for name in files])
-    wrong = [name for name, digest in files.items() if there.get(posixpath.join(path, name)) != digest]
-    listed = require_run(client, ["find", ".", "-type", "f", "-print0"], f"{path} can't be listed", cwd=path)
-    names = {line[2:] for line in listed.split("\0") if line.startswith("./")}
-    return wrong + sorted(names - set(files) - {"release.json"})
+    wrong = {name for name, digest in files.items() if there.get(posixpath.join(path, name)) != digest}
+    links = ["-type", "l", "-printf", "l/%P\\0"]
+    find = ["find", ".", *links, "-o", "!", "-type", "d", "-printf", "f/%P\\0"]
+    listed = require_run(client, find, f"{path} can't be listed", cwd=path).split("\0")
+    wrong |= {line[2:] for line in listed if line.startswith("l/")}
+    wrong |= {line[2:] for line in listed if line} - set(files) - {"release.json"}
+    return sorted(wrong)
 
 
 def _is_there(client: paramiko.SSHClient, path: str) -> bool:
@@ -140,7 +170,10 @@ def _is_there(client: paramiko.SSHClient, path: str) -> bool:
 
 def _current_files(client: paramiko.SSHClient, root: str) -> dict[str, str]:
     text = read_text(client, posixpath.join(root, "current", "release.json"))
-    return dict(json.loads(text)["files"]) if text else {}
+    try:
+        return dict(json.loads(text)["files"]) if text else {}
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+import secrets
 import shlex
 import socket
 import stat
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,11 +113,8 @@ def connect(connection: Connection) -> Iterator[paramiko.SSHClient]:
         ) from None
     except (NoValidConnectionsError, TimeoutError, SSHException, OSError, EOFError) as error:
         client.close()
-        why = (
-            "connection refused"
-            if isinstance(error, (NoValidConnectionsError, ConnectionError))
-            else str(error)
-        )
+        refused = isinstance(error, (NoValidConnectionsError, ConnectionRefusedError))
+        why = "connection refused" if refused else str(error)
         raise RemoteError(
             f"The GPU host {where} can't be reached over SSH ({why or type(error).__name__}).",
             do=f"Is its sshd running? Check host and port of {named}.",
@@ -133,22 +132,43 @@ def connect(connection: Connection) -> Iterator[paramiko.SSHClient]:
 def run(
     client: paramiko.SSHClient, argv: Sequence[str], *, cwd: str | None = None, timeout: float = 120
 ) -> Finished:
-    """Runs a command, given as a list and quoted here; raises RemoteError where the connection breaks."""
-    command = shlex.join(argv)
-    if cwd is not None:
-        command = f"cd {shlex.quote(cwd)} && exec {command}"
+    """Runs a command, given as a list and quoted here; RemoteError where the connection breaks or nothing comes
+    for `timeout` seconds.
+
+    A mark is printed first: what a login script (.bashrc) prints before it isn't taken for the command's output.
+    A program that starts with `~/` lies in the login's home.
+    """
+    mark = f"<{secrets.token_hex(8)}>"
+    program = f'"$HOME"/{shlex.quote(argv[0][2:])}' if argv[0].startswith("~/") else shlex.quote(argv[0])
+    enter = f"cd {shlex.quote(cwd)} && " if cwd is not None else ""
+    command = f"printf %s '{mark}'; {enter}exec {program} {shlex.join(argv[1:])}"
     try:
         _, stdout, stderr = client.exec_command(command, timeout=timeout)
         stdout.channel.shutdown_write()
-        out = stdout.read().decode(errors="replace")
-        err = stderr.read().decode(errors="replace")
-        return Finished(stdout.channel.recv_exit_status(), out, err)
+        with ThreadPoolExecutor(
+            1
+        ) as beside:  # one after the other, a full window of the second would block both
+            errors = beside.submit(stderr.read)
+            text = stdout.read().decode(errors="replace")
+            err = errors.result().decode(errors="replace")
+        exit_code = stdout.channel.recv_exit_status()
     except (SSHException, OSError, EOFError) as error:
+        raise _broke(argv[0], str(error) or type(error).__name__) from None
+    if exit_code < 0:
+        raise _broke(argv[0], "it ended without an exit code")
+    banner, marked, out = text.partition(mark)
+    if not marked:
+        words = " ".join(f"{banner} {err}".split())[-300:]
         raise RemoteError(
-            f"The connection to the GPU host broke while `{argv[0]}` ran ({error or type(error).__name__}).",
-            do="Run the task again.",
-            retryable=True,
-        ) from None
+            f"The GPU host's login shell doesn't run commands ({words or f'exit code {exit_code}'}).",
+            do="The connection's login needs a normal shell there.",
+        )
+    return Finished(exit_code, out, err)
+
+
+def _broke(program: str, why: str) -> RemoteError:
+    what = f"The connection to the GPU host broke while `{program}` ran there ({why})."
+    return RemoteError(what, do="Run the task again.", retryable=True)
 
 
 def require_run(client: paramiko.SSHClient, argv: Sequence[str], what: str, *, cwd: str | None = None) -> str:
@@ -175,9 +195,11 @@ def _host_keys(client: paramiko.SSHClient, connection: Connection) -> paramiko.M
     if text := str(extra.get("host_key") or "").strip():
         parts = text.split()
         try:
-            if len(parts) == 1:
-                parts = ["ssh-rsa", parts[0]]
-            key = paramiko.PKey.from_type_string(parts[0], base64.b64decode(parts[1]))
+            blob = base64.b64decode(parts[-1] if len(parts) == 1 else parts[1], validate=True)
+            kind = blob[4 : 4 + int.from_bytes(blob[:4], "big")].decode(
+                "ascii"
+            )  # a key's bytes begin with its type
+            key = paramiko.PKey.from_type_string(kind, blob)
         except (ValueError, IndexError, SSHException, UnknownKeyType) as error:
             raise RemoteError(
                 f"`host_key` of the connection '{connection.conn_id}' can't be read ({error}).",

@@ -17,12 +17,20 @@ from local.sshd import LoopbackSshd
 ConnectionTo = Callable[..., Connection]
 
 
+def talkative_home(home: Path) -> Path:
+    """A home whose .bashrc prints, as many do; bash reads it for every command that sshd runs."""
+    home.mkdir(parents=True)
+    (home / ".bashrc").write_text("echo 'Welcome  to the host'\necho '{\"state\": \"none\"}'\n")
+    return home
+
+
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackSshd]:
     if not shutil.which("sshd", path="/usr/sbin:/usr/bin:/usr/local/sbin"):
         pytest.skip("there is no sshd here: `make install` brings it")
-    # a space, an accent and a quote in the path: nothing on the way may trip over them
-    server = LoopbackSshd(tmp_path_factory.mktemp("gpu") / "host's é folder")
+    # a space, an accent, a quote and a percent sign in the path: nothing on the way may trip over them
+    folder = tmp_path_factory.mktemp("gpu") / "host's é %h folder"
+    server = LoopbackSshd(folder, variables={"HOME": str(talkative_home(folder / "home"))})
     server.start()
     yield server
     server.stop()

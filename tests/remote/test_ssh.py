@@ -94,3 +94,9 @@ def test_something_else_than_ssh_listens_there(connection: ConnectionTo) -> None
         assert "can't be reached over SSH" in str(refusal(connection(port=server.server_port)))
     finally:
         server.shutdown()
+
+
+def test_what_a_login_script_prints_is_not_taken_for_output(client: paramiko.SSHClient) -> None:
+    _, stdout, _ = client.exec_command("true")
+    assert stdout.read().startswith(b"Welcome"), "the host of these tests has a talkative .bashrc"
+    assert run(client, ["echo", "-n", "x"]).stdout == "x"
