@@ -192,4 +192,4 @@ def test_an_ssh_host_that_is_down_fails_its_task_with_one_sentence(
     while runs.states(run_id).get("sync_scripts") != "success":
         assert time.monotonic() < deadline, "once the host is back, Airflow's retry goes on from there"
         time.sleep(0.5)
-    runs.wait(run_id)
+    runs.end(run_id)
