@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,14 +46,26 @@ def llama_config(target: Any, draft_vocab_size: int) -> LlamaConfig:
 
 @dataclass
 class Past:
-    """What the steps so far have left for attention: keys and values [kv_heads, N, D], a pair for each step.
+    """What the steps so far have left for attention, for samples of these `lengths` one behind the other.
 
-    The N rows are samples one behind the other, of these `lengths`; no sample sees another.
+    `rows` [M] says from which of the N positions the draft goes on, ascending: those from which a supervised token is
+    predicted. The others, the prompt's mostly, only give keys and values in step 0. pairs: keys and values
+    [kv_heads, N, D] of step 0 and [kv_heads, M, D] of the later steps.
     """
 
     lengths: Sequence[int]
-    keys: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
+    rows: Tensor
+    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def samples(self) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Per sample that has rows: its part of N, its part of M, and the places of its rows in it."""
+        ends = torch.tensor([0, *self.lengths]).cumsum(0)
+        bounds = torch.searchsorted(self.rows.cpu(), ends).tolist()
+        for start, stop, first, last in zip(
+            ends.tolist(), ends[1:].tolist(), bounds, bounds[1:], strict=False
+        ):
+            if last > first:
+                yield slice(start, stop), slice(first, last), self.rows[first:last] - start
 
 
 class Norm(nn.Module):
@@ -84,16 +96,15 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, past: Past) -> Tensor:
-        """x [N, 2H] → [N, H]; appends this step's keys and values to `past`."""
-        q = _rotate(self._split(self.q_proj(x)), cos, sin)
-        past.keys.append(_rotate(self._split(self.k_proj(x)), cos, sin))
-        past.values.append(self._split(self.v_proj(x)))
-        mixed, start = [], 0
-        for length in past.lengths:
-            one = slice(start, start + length)
-            keys, values = ([x[:, one] for x in xs] for xs in (past.keys, past.values))
-            mixed.append(attend(q[:, one], keys, values))
-            start += length
+        """x [N, 2H] in step 0, [M, 2H] later → [M, H]; appends this step's keys and values to `past`."""
+        rows = slice(None) if past.pairs else past.rows
+        q = _rotate(self._split(self.q_proj(x[rows])), cos[rows], sin[rows])
+        past.pairs.append((_rotate(self._split(self.k_proj(x)), cos, sin), self._split(self.v_proj(x))))
+        (keys, values), *later = past.pairs
+        mixed = []
+        for whole, part, places in past.samples():
+            own = [(key[:, part], value[:, part]) for key, value in later]
+            mixed.append(attend(q[:, part], places, (keys[:, whole], values[:, whole]), own))
         return self.o_proj(torch.cat(mixed, dim=1).transpose(0, 1).flatten(1))  # type: ignore[no-any-return]
 
     def _split(self, x: Tensor) -> Tensor:
@@ -127,9 +138,10 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, embeds: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, past: Past) -> Tensor:
-        """embeds and hidden [N, H] → [N, H]."""
+        """embeds and hidden [N, H] in step 0, [M, H] later → [M, H]."""
+        rows = slice(None) if past.pairs else past.rows
         both = torch.cat([self.input_layernorm(embeds), self.hidden_norm(hidden)], dim=-1)
-        hidden = hidden + self.self_attn(both, cos, sin, past)
+        hidden = hidden[rows] + self.self_attn(both, cos, sin, past)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
 
 
@@ -157,10 +169,14 @@ class Draft(nn.Module):
             self.lm_head.weight.copy_(head)
             self.norm.weight.copy_(final_norm)
 
+    def combine(self, aux: Tensor) -> Tensor:
+        """aux [N, 3H] → [N, H]: what step 0 goes on from; the residual stays as wide as the weights."""
+        return self.fc(aux).to(self.fc.weight.dtype)  # type: ignore[no-any-return]
+
     def step(self, embeds: Tensor, hidden: Tensor, positions: Tensor, past: Past) -> Tensor:
-        """One step of the draft: embeds and hidden [N, H], positions [N] → hidden [N, H], before the norm."""
+        """One step of the draft: [N, …] in step 0, [M, …] later → hidden [M, H], before the norm."""
         cos, sin = self.rotary(hidden, positions[None])
-        return self.midlayer(embeds, hidden, cos, sin, past)  # type: ignore[no-any-return]
+        return self.midlayer(embeds, hidden, cos[0], sin[0], past)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[…, H] before the norm → […, D] over the draft vocabulary."""

@@ -64,19 +64,21 @@ def training_time_test(
     )  # where in N the predicted tokens stand
     with torch.no_grad():
         wanted = F.linear(batch.last[label - 1].to(target_head.dtype), target_head).float().softmax(-1)
-    hidden = draft.fc(batch.aux)
-    past = Past(batch.lengths)
+    rows, row_of = _going_on(label, positions, length)
+    past = Past(batch.lengths, rows)
+    hidden = draft.combine(batch.aux)
     loss = hidden.new_zeros((), dtype=torch.float32)
-    alive = torch.ones_like(batch.ids, dtype=torch.bool)
+    alive = torch.ones_like(rows, dtype=torch.bool)
     labels, hits, chained = torch.zeros(3, length, device=hidden.device)
     for k in range(length):
-        reads = F.embedding(_following(batch, positions, 1 + k), embedding).to(hidden.dtype)
-        hidden = draft.step(reads, hidden, positions + k, past)
+        read, place = _following(batch, positions, 1 + k), positions + k
         if k > 0:
+            read, place = read[rows], place[rows]
             reached = positions[label] >= 2 + k  # nearer to its sample's start no position predicts it
             if not reached.all():
                 label, wanted = label[reached], wanted[reached]
-        at = label - (2 + k)
+        hidden = draft.step(F.embedding(read, embedding).to(hidden.dtype), hidden, place, past)
+        at = row_of[label - (2 + k)]
         logits = draft.logits(hidden[at]).float()
         loss = loss + step_weight**k * F.cross_entropy(logits, wanted, reduction="sum")
         with torch.no_grad():
@@ -84,6 +86,14 @@ def training_time_test(
             alive[at] &= hit
             labels[k], hits[k], chained[k] = len(label), hit.sum(), alive[at].sum()
     return Sums(loss, labels, hits, chained)
+
+
+def _going_on(label: Tensor, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """(rows [M], row_of [N]): the positions from which a label is predicted in some step, and their numbers in M."""
+    going = torch.zeros_like(positions, dtype=torch.bool)
+    for k in range(length):
+        going[label[positions[label] >= 2 + k] - (2 + k)] = True
+    return going.nonzero().squeeze(1), going.cumsum(0) - 1
 
 
 def _following(batch: Batch, positions: Tensor, by: int) -> Tensor:

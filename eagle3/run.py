@@ -32,6 +32,7 @@ class Run:
     ) -> None:
         self.config, self.ranks, self.data, self.target = config, ranks, data, target
         self.digest = run_digest(config, data)
+        self.precision = config.precision or fast_precision(ranks.device)
         counts = vocab.supervised_counts(data, int(target.config.vocab_size))
         self.vocab = vocab.choose(counts, config.draft_vocab_size, control_ids)
         self.coverage = float(counts[self.vocab.ids].sum() / counts.sum())
@@ -132,21 +133,32 @@ class Run:
             last=torch.cat([f.last for f in found]).float(),
             lengths=[len(ids) for ids, _ in samples],
         )
-        return training_time_test(
-            self.draft,
-            batch,
-            self.target.embedding,
-            self.head,
-            self.draft_ids,
-            self.config.ttt_length,
-            self.config.step_weight,
-        )
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            return training_time_test(
+                self.draft,
+                batch,
+                self.target.embedding,
+                self.head,
+                self.draft_ids,
+                self.config.ttt_length,
+                self.config.step_weight,
+            )
 
     def _counted(self, sums: Sums | None) -> Tensor:
         """[1 + 3K]: loss, labels, hits, chained, of this rank."""
         if sums is None:
             return torch.zeros(1 + 3 * self.config.ttt_length, device=self.ranks.device)
         return torch.cat([sums.loss.detach().view(1), sums.labels, sums.hits, sums.chained])
+
+
+def fast_precision(device: torch.device) -> str:
+    """bfloat16 where the hardware multiplies it, else float32. The weights and their updates are float32 in both."""
+    has_bfloat16 = (
+        torch.cuda.is_bf16_supported(including_emulation=False)
+        if device.type == "cuda"
+        else torch.cpu._is_avx512_bf16_supported()
+    )
+    return "bfloat16" if has_bfloat16 else "float32"
 
 
 def run_digest(config: TrainConfig, data: Dataset) -> str:

@@ -95,6 +95,7 @@ def _finish(run: Run, seconds: float) -> str:
         "left_out": run.data.left_out,
         "seconds": round(seconds, 1),
         "world_size": run.ranks.world_size,
+        "precision": run.precision,
         "draft_vocab_coverage": round(run.coverage, 4),
         "draft": str(draft),
         "draft_digest": folder_digest(draft),
@@ -111,8 +112,9 @@ def _about(run: Run) -> str:
     return (
         f"training on {len(config.data)} shard(s): {len(data)} samples, {data.tokens} tokens, "
         f"{data.supervised} supervised ({data.cut} cut, {data.left_out} left out); {len(run.steps)} steps on "
-        f"{run.ranks.world_size} rank(s); draft of {size:.1f} M parameters, aux layers {run.target.aux_layers}, "
-        f"draft vocabulary {run.vocab.size} of {run.vocab.vocab_size} ({run.coverage:.1%} of supervised tokens)"
+        f"{run.ranks.world_size} rank(s) in {run.precision}; draft of {size:.1f} M parameters, "
+        f"aux layers {run.target.aux_layers}, draft vocabulary {run.vocab.size} of {run.vocab.vocab_size} "
+        f"({run.coverage:.1%} of supervised tokens)"
         f"{resumed}"
     )
 

@@ -289,6 +289,7 @@ def test_a_draft_that_would_load_and_accept_nothing_is_refused(exported: Path, h
         ({"epochs": True}, "'epochs' is True, not int"),
         ({"lr": 0}, "'lr' must be more than 0"),
         ({"data": None}, "'data' is None"),
+        ({"precision": "fp8"}, "'precision' must be bfloat16, float32 or null"),
     ],
 )
 def test_a_wrong_configuration_is_one_sentence(tmp_path: Path, change: dict[str, Any], says: str) -> None:

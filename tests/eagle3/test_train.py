@@ -34,7 +34,9 @@ def write_config(folder: Path, **values: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     base = {"out": str(folder), "epochs": 3, "batch_tokens": 128, "lr": 3e-3, "ttt_length": 2, "log_every": 1}
     path = folder / "config.json"
-    path.write_text(json.dumps(base | {"draft_vocab_size": 60, "threads": 1} | values))
+    path.write_text(
+        json.dumps(base | {"draft_vocab_size": 60, "threads": 1, "precision": "float32"} | values)
+    )
     return path
 
 
