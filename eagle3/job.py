@@ -77,6 +77,7 @@ def read_log(folder: Path, offset: int, limit: int, *, ended: bool) -> tuple[str
     A negative offset counts from the end. One beyond the end is of an older log: the new one is read from its start.
     A carriage return ends a line where there is no newline (progress bars).
     """
+    limit = max(limit, 4)  # room for any one character
     try:
         with (folder / "log").open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -143,7 +144,7 @@ def _run(folder: Path, command: list[str], env: dict[str, str], before: State, r
         log.replace(folder / "log.before")
     with log.open("ab", buffering=0) as output:
         if left:
-            output.write(f"(the job before was lost; {len(left)} processes of it were ended)\n".encode())
+            output.write(f"(processes that the job before had left, now ended: {len(left)})\n".encode())
         try:
             process = subprocess.Popen(
                 [os.path.expanduser(command[0]), *command[1:]],  # noqa: PTH111
@@ -168,7 +169,7 @@ def _run(folder: Path, command: list[str], env: dict[str, str], before: State, r
         os.close(ready)
         code = process.wait()
         if left := job_processes.end(state["token"], _GRACE_S):
-            output.write(f"({len(left)} processes outlived the command and were ended)\n".encode())
+            output.write(f"(processes that outlived the command, now ended: {len(left)})\n".encode())
     outcome: State = {"exit_code": code} if code >= 0 else {"signal": -code}
     if (folder / "stop").exists():
         outcome["stopped"] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import paramiko
@@ -10,8 +11,11 @@ import pytest
 
 from include.core.errors import RemoteError
 from include.remote import release as release_module
-from include.remote.files import absolute, digests, fetch_file, read_text, send_bytes, send_file
-from include.remote.release import local_files, require_python, sync_release
+from include.remote.files import absolute, digests, fetch_file, fetch_folder, read_text, send_bytes, send_file
+from include.remote.release import Release, local_files, require_python, sync_release
+from include.remote.ssh import connect
+from local.sshd import LoopbackSshd
+from tests.remote.conftest import ConnectionTo, talkative_home
 
 
 @pytest.fixture
@@ -169,3 +173,141 @@ def test_small_files_and_digests(client: paramiko.SSHClient, root: Path) -> None
     assert read_text(client, path) == "{}"
     assert read_text(client, path + "x") is None
     assert list(digests(client, [path, path + "x"])) == [path]
+
+
+@pytest.mark.parametrize("how", ["in place of a file", "beside them"])
+def test_a_link_does_not_pass_as_a_file(
+    client: paramiko.SSHClient, root: Path, source: Path, tmp_path: Path, how: str
+) -> None:
+    first = sync_release(client, str(root), source)
+    folder = root / "releases" / first.digest / "eagle3"
+    if how == "beside them":
+        (folder / "torch.py").symlink_to("/etc/hostname")
+    else:  # the same bytes today, whatever its owner likes tomorrow
+        (tmp_path / "elsewhere.py").write_text("A = 1\n")
+        (folder / "a.py").unlink()
+        (folder / "a.py").symlink_to(tmp_path / "elsewhere.py")
+    assert sync_release(client, str(root), source).sent
+    assert not [p for p in (root / "current" / "eagle3").iterdir() if p.is_symlink()]
+
+
+def test_a_lost_connection_while_sending_leaves_current_as_it_was(
+    connection: ConnectionTo, sshd: LoopbackSshd, root: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(connection()) as client:
+        old = sync_release(client, str(root), source)
+    (source / "a.py").write_text("A = 2\n")
+    real = paramiko.SFTPClient.put
+
+    def put_one_and_fall(self: paramiko.SFTPClient, local: str, remote: str) -> object:
+        done = real(self, local, remote)
+        sshd.stop()
+        return done
+
+    with monkeypatch.context() as patch, connect(connection()) as client:
+        patch.setattr(paramiko.SFTPClient, "put", put_one_and_fall)
+        with pytest.raises(RemoteError) as caught:
+            sync_release(client, str(root), source)
+        assert "Sending the release failed" in str(caught.value)
+        assert caught.value.retryable
+    sshd.start()
+    assert current(root)["a.py"] == "A = 1\n"
+    (half,) = (root / "releases").glob(".incoming-*")
+    os.utime(half, (0, 0))
+    with connect(connection()) as client:
+        new = sync_release(client, str(root), source)
+    assert sorted(p.name for p in (root / "releases").iterdir()) == sorted([old.digest, new.digest])
+    assert current(root)["a.py"] == "A = 2\n"
+
+
+def test_an_upload_of_today_is_left_alone(client: paramiko.SSHClient, root: Path, source: Path) -> None:
+    other = root / "releases" / ".incoming-of-another-sync"
+    other.mkdir(parents=True)
+    sync_release(client, str(root), source)
+    assert other.is_dir()
+
+
+def test_a_full_disk_is_told_before_anything_is_sent(
+    client: paramiko.SSHClient, root: Path, source: Path
+) -> None:
+    with pytest.raises(RemoteError, match=r"releases on the GPU host has \d+ MiB free; \d+ MiB are needed"):
+        sync_release(client, str(root), source, reserve_bytes=1 << 60)
+    assert list((root / "releases").iterdir()) == []
+
+
+def test_a_current_that_is_no_link_is_not_replaced(
+    client: paramiko.SSHClient, root: Path, source: Path
+) -> None:
+    (root / "current").mkdir(parents=True)
+    with pytest.raises(RemoteError, match="current on the GPU host isn't a link"):
+        sync_release(client, str(root), source)
+    (root / "current").rmdir()
+    sync_release(client, str(root), source)
+    (root / "current" / "release.json").write_text("{half")
+    assert not sync_release(client, str(root), source).sent, "the list for the log isn't what is checked"
+
+
+def test_syncs_at_once_make_one_release(connection: ConnectionTo, root: Path, source: Path) -> None:
+    def sync(_: int) -> Release:
+        with connect(connection()) as client:
+            return sync_release(client, str(root), source)
+
+    with ThreadPoolExecutor(3) as three:
+        releases = list(three.map(sync, range(3)))
+    assert len({release.digest for release in releases}) == 1
+    assert [p.name for p in (root / "releases").iterdir()] == [releases[0].digest]
+    assert [p.name for p in root.iterdir() if p.name.startswith(".")] == []
+
+
+def test_sftp_behind_a_talkative_login_script_is_one_sentence(
+    tmp_path: Path, source: Path, connection: ConnectionTo
+) -> None:
+    program = Path("/usr/lib/openssh/sftp-server")
+    if not program.exists():
+        pytest.skip(f"{program} isn't here")
+    home = talkative_home(tmp_path / "home")
+    server = LoopbackSshd(tmp_path / "host", variables={"HOME": str(home)}, sftp=str(program))
+    server.start()
+    try:
+        with connect(connection(port=server.port, extra=server.connection["extra"])) as client:
+            with pytest.raises(
+                RemoteError, match=r"doesn't speak SFTP .*let \.bashrc do so only in a terminal"
+            ):
+                sync_release(client, str(tmp_path / "root"), source)
+            (home / ".bashrc").write_text("")
+            assert sync_release(client, str(tmp_path / "root"), source).sent
+    finally:
+        server.stop()
+
+
+def test_a_folder_is_fetched_whole_and_in_one_go(
+    client: paramiko.SSHClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = tmp_path / "the drâft", tmp_path / "results" / "draft"
+    (there / "deep er").mkdir(parents=True)
+    (there / "config.json").write_text("{}")
+    (there / "deep er" / "weights").write_bytes(os.urandom(100_000))
+    (there / "link").symlink_to("/etc/passwd")
+    assert fetch_folder(client, str(there), here) == ["config.json", "deep er/weights"]
+    assert (here / "deep er" / "weights").read_bytes() == (there / "deep er" / "weights").read_bytes()
+    (there / "config.json").write_text("{1}")
+
+    def crash(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(paramiko.SFTPClient, "get", crash)
+        with pytest.raises(KeyboardInterrupt):
+            fetch_folder(client, str(there), here)
+    assert (here / "config.json").read_text() == "{}"
+    (there / "deep er" / "weights").unlink()
+    assert fetch_folder(client, str(there), here) == ["config.json"]
+    assert [p.name for p in here.rglob("*")] == ["config.json"]
+    assert [p.name for p in here.parent.iterdir()] == ["draft"]
+    with pytest.raises(RemoteError, match="can't be read"):
+        fetch_folder(client, str(tmp_path / "nothing"), here)
+
+
+def test_another_users_home_is_refused(client: paramiko.SSHClient) -> None:
+    with pytest.raises(RemoteError, match="names another user's home"):
+        absolute(client, "~somebody/x")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import socket
 import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +17,7 @@ import pytest
 
 from include.core.errors import RemoteError
 from include.remote.ssh import connect, run
+from local.sshd import LoopbackSshd
 from tests.remote.conftest import ConnectionTo
 
 OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJdD7y3aLq454yWBdwLWbieU1ebz9/cu7/QEXn9OIeZJ"
@@ -85,9 +92,6 @@ def test_a_missing_key_file(connection: ConnectionTo, tmp_path: Path) -> None:
 
 
 def test_something_else_than_ssh_listens_there(connection: ConnectionTo) -> None:
-    import http.server
-    import threading
-
     server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -100,3 +104,71 @@ def test_what_a_login_script_prints_is_not_taken_for_output(client: paramiko.SSH
     _, stdout, _ = client.exec_command("true")
     assert stdout.read().startswith(b"Welcome"), "the host of these tests has a talkative .bashrc"
     assert run(client, ["echo", "-n", "x"]).stdout == "x"
+
+
+def test_much_on_both_streams_does_not_block(client: paramiko.SSHClient) -> None:
+    done = run(client, ["sh", "-c", "head -c 5000000 /dev/zero >&2; head -c 5000000 /dev/zero; exit 3"])
+    assert (done.exit_code, len(done.stdout), len(done.stderr)) == (3, 5_000_000, 5_000_000)
+
+
+def test_a_host_key_may_be_bare_or_in_a_known_hosts_file(connection: ConnectionTo, tmp_path: Path) -> None:
+    kind, blob = connection().extra["host_key"].split()
+    known = tmp_path / "known hosts"
+    known.write_text(f"[127.0.0.1]:{connection().port} {kind} {blob}\n")
+    for extra in ({"host_key": blob}, {"host_key": None, "known_hosts_file": str(known)}):
+        with connect(connection(extra=extra)) as client:
+            assert run(client, ["true"]).exit_code == 0
+    known.write_text(f"[127.0.0.1]:{connection().port} {OTHER_KEY}\n")
+    text = str(refusal(connection(extra={"host_key": None, "known_hosts_file": str(known)})))
+    assert "shows another key than expected" in text
+
+
+def test_the_key_is_not_checked_only_where_that_is_said(connection: ConnectionTo) -> None:
+    for said in (True, "true"):
+        with connect(connection(extra={"host_key": None, "no_host_key_check": said})):
+            pass
+    for said in (False, "false", "", None):
+        error = refusal(connection(extra={"host_key": None, "no_host_key_check": said}))
+        assert "isn't known" in str(error)
+        assert not error.retryable
+
+
+def test_a_port_that_hangs_up_at_once_may_be_tried_again(connection: ConnectionTo) -> None:
+    """As sshd does over MaxStartups."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                server.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        error = refusal(connection(port=server.getsockname()[1]))
+    assert "can't be reached over SSH" in str(error)
+    assert error.retryable
+
+
+def test_a_silent_port_may_be_tried_again(connection: ConnectionTo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("include.remote.ssh._TIMEOUT_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        error = refusal(connection(port=server.getsockname()[1]))
+    assert "can't be reached over SSH" in str(error)
+    assert error.retryable
+
+
+def test_a_connection_lost_midway_may_be_tried_again(connection: ConnectionTo, sshd: LoopbackSshd) -> None:
+    with connect(connection()) as client, ThreadPoolExecutor(1) as beside:
+        waiting = beside.submit(run, client, ["sh", "-c", "echo half; sleep 60"])
+        time.sleep(0.5)
+        sshd.stop()
+        with pytest.raises(RemoteError, match="connection to the GPU host broke while `sh` ran") as caught:
+            waiting.result(20)
+        assert caught.value.retryable
+        with pytest.raises(RemoteError, match="broke"):
+            run(client, ["true"])
+    sshd.start()
+
+
+def test_a_command_that_says_nothing_for_too_long(client: paramiko.SSHClient) -> None:
+    with pytest.raises(RemoteError, match="broke while `sleep` ran there") as caught:
+        run(client, ["sleep", "30"], timeout=0.5)
+    assert caught.value.retryable
