@@ -17,6 +17,7 @@ from local.places import ROOT, Places, cache_folder
 from local.services import ANY_PORT, Services
 
 _RUN_S = 900.0
+PROMPTS = 40
 
 
 @pytest.fixture(scope="session")
@@ -111,3 +112,11 @@ class Runs:
 def runs(services: Services) -> Runs:
     """Runs of the Dag `demo` on the real services."""
     return Runs(services)
+
+
+@pytest.fixture(scope="session")
+def whole_run(runs: Runs) -> str:
+    """A run over a few prompts, with training and evaluation; it must succeed."""
+    run_id, state = runs.run({"limit": PROMPTS}, "shard-00000")
+    assert state == "success", {task: s for task, s in runs.states(run_id).items() if s != "success"}
+    return run_id

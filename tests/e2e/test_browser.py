@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
+from include.stages import STAGES
 from local.services import Services
 from tests.e2e.conftest import Runs
 
@@ -64,12 +65,15 @@ def test_a_person_triggers_a_run_sees_it_succeed_and_reads_a_log(
     expect(page.get_by_text("the run's parameter `train` is `never`").first).to_be_visible()
 
 
-def test_the_picture_of_the_dag_shows_the_eight_stages(page: Page, services: Services) -> None:
+def test_the_picture_of_a_run_shows_the_eight_stages(page: Page, services: Services, whole_run: str) -> None:
     """With SCREENSHOTS set to a folder, the README's picture is made anew."""
-    page.goto(f"{services.airflow.address}/dags/demo")
+    page.set_viewport_size({"width": 1500, "height": 330})
+    page.goto(f"{services.airflow.address}/dags/demo/runs/{whole_run}")
     page.get_by_role("button", name="Show Graph").click()
-    for task in ("render_prompts", "generate", "audit", "sync_scripts", "evaluate_drafter"):
-        expect(page.get_by_text(task).first).to_be_visible()
+    page.get_by_role("button", name="Collapse Details Panel").click()
+    for task in STAGES:
+        expect(page.get_by_text(task, exact=True).first).to_be_visible()
+    page.get_by_role("button", name="Fit View").click()
     page.wait_for_timeout(1500)
     if folder := os.environ.get("SCREENSHOTS"):
         page.screenshot(path=Path(folder) / "dag.png")

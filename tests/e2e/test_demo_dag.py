@@ -13,19 +13,9 @@ import pytest
 
 from include.stages import STAGES
 from local.services import Services
-from tests.e2e.conftest import Runs
+from tests.e2e.conftest import PROMPTS, Runs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
-
-PROMPTS = 40
-
-
-@pytest.fixture(scope="module")
-def whole_run(runs: Runs) -> str:
-    """A run over a few prompts, with training and evaluation; it must succeed."""
-    run_id, state = runs.run({"limit": PROMPTS}, "shard-00000")
-    assert state == "success", {task: s for task, s in runs.states(run_id).items() if s != "success"}
-    return run_id
 
 
 def test_prompts_become_a_draft_that_the_engine_accepts(
