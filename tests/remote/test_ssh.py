@@ -131,8 +131,8 @@ def test_the_key_is_not_checked_only_where_that_is_said(connection: ConnectionTo
     for said in (True, "true"):
         with connect(connection(extra={"host_key": None, "no_host_key_check": said})):
             pass
-    for said in (False, "false", "", None):
-        error = refusal(connection(extra={"host_key": None, "no_host_key_check": said}))
+    for unsaid in (False, "false", "", None):
+        error = refusal(connection(extra={"host_key": None, "no_host_key_check": unsaid}))
         assert "isn't known" in str(error)
         assert not error.retryable
 
