@@ -35,6 +35,7 @@ class TrainConfig:
     log_every: int = 5
     threads: int | None = None
     feature_cache_bytes: int = 2 << 30
+    precision: str | None = None
 
     @property
     def digest(self) -> str:
@@ -46,6 +47,7 @@ class TrainConfig:
 _TYPES: dict[str, tuple[type, ...]] = {
     "list[str]": (list,),
     "str": (str,),
+    "str | None": (str, type(None)),
     "int": (int,),
     "int | None": (int, type(None)),
     "float": (float, int),
@@ -83,6 +85,10 @@ def read_config(path: Path) -> TrainConfig:
             "clip",
         )
         faults = [f"'{key}' must be more than 0" for key in positive if getattr(config, key) <= 0]
+        if config.precision not in (None, "bfloat16", "float32"):
+            faults.append(
+                "'precision' must be bfloat16, float32 or null, which is what the hardware is fast at"
+            )
         if not faults:
             return config
     raise Eagle3Error(f"The configuration {path} has mistakes: {'; '.join(sorted(faults))}.")

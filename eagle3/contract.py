@@ -34,16 +34,8 @@ SAMPLES = pa.schema(
     ]
 )
 
+_READ = ["sample_id", "input_ids", "loss_mask", "seq_len"]
 _ONE_TARGET = ("target", "tokenizer_digest", "template_digest")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One training sample: ids and mask, both of length T."""
-
-    sample_id: str
-    input_ids: tuple[int, ...]
-    loss_mask: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -55,16 +47,13 @@ class Shards:
     control_ids: tuple[int, ...]
     rows: int
 
-    def samples(self) -> Iterator[Sample]:
-        """Streams the samples, shard by shard."""
+    def batches(self, rows: int = 1024) -> Iterator[tuple[Path, pa.RecordBatch]]:
+        """Streams (shard, rows of it) with the columns that training reads; raises Eagle3Error on damage."""
         for path in self.paths:
             try:
                 with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                    for batch in file.iter_batches(
-                        batch_size=1024, columns=["sample_id", "input_ids", "loss_mask"]
-                    ):
-                        for row in batch.to_pylist():
-                            yield Sample(row["sample_id"], tuple(row["input_ids"]), tuple(row["loss_mask"]))
+                    for batch in file.iter_batches(batch_size=rows, columns=_READ):
+                        yield path, batch
             except (OSError, pa.ArrowException) as error:
                 raise _damaged(path, error) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from eagle3.attention import attend
 from eagle3.errors import Eagle3Error
 
 
@@ -43,11 +45,27 @@ def llama_config(target: Any, draft_vocab_size: int) -> LlamaConfig:
 
 
 @dataclass
-class StepKeys:
-    """Keys and values [B, heads, T, D] of the steps so far; step 0 is the whole prefix, the later ones diagonals."""
+class Past:
+    """What the steps so far have left for attention, for samples of these `lengths` one behind the other.
 
-    keys: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
+    `rows` [M] says from which of the N positions the draft goes on, ascending: those from which a supervised token is
+    predicted. The others, the prompt's mostly, only give keys and values in step 0. pairs: keys and values
+    [kv_heads, N, D] of step 0 and [kv_heads, M, D] of the later steps.
+    """
+
+    lengths: Sequence[int]
+    rows: Tensor
+    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def samples(self) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Per sample that has rows: its part of N, its part of M, and the places of its rows in it."""
+        ends = torch.tensor([0, *self.lengths]).cumsum(0)
+        bounds = torch.searchsorted(self.rows.cpu(), ends).tolist()
+        for start, stop, first, last in zip(
+            ends.tolist(), ends[1:].tolist(), bounds, bounds[1:], strict=False
+        ):
+            if last > first:
+                yield slice(start, stop), slice(first, last), self.rows[first:last] - start
 
 
 class Norm(nn.Module):
@@ -70,39 +88,28 @@ class Attention(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim: int = config.head_dim
-        wide = 2 * config.hidden_size
-        self.q_proj = nn.Linear(wide, self.heads * self.head_dim, bias=False)
-        self.k_proj = nn.Linear(wide, self.kv_heads * self.head_dim, bias=False)
-        self.v_proj = nn.Linear(wide, self.kv_heads * self.head_dim, bias=False)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
+        wide, heads, kv_heads = 2 * config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = nn.Linear(wide, heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(wide, kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(wide, kv_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, past: StepKeys) -> Tensor:
-        """x [B, T, 2H] → [B, T, H]; appends this step's keys and values to `past`.
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, past: Past) -> Tensor:
+        """x [N, 2H] in step 0, [M, 2H] later → [M, H]; appends this step's keys and values to `past`."""
+        rows = slice(None) if past.pairs else past.rows
+        q = _rotate(self._split(self.q_proj(x[rows])), cos[rows], sin[rows])
+        past.pairs.append((_rotate(self._split(self.k_proj(x)), cos, sin), self._split(self.v_proj(x))))
+        (keys, values), *later = past.pairs
+        mixed = []
+        for whole, part, places in past.samples():
+            own = [(key[:, part], value[:, part]) for key, value in later]
+            mixed.append(attend(q[:, part], places, (keys[:, whole], values[:, whole]), own))
+        return self.o_proj(torch.cat(mixed, dim=1).transpose(0, 1).flatten(1))  # type: ignore[no-any-return]
 
-        Position t of step k sees the prefix of step 0 up to t, and of the steps 1 … k only itself: the tokens that
-        the draft has proposed on from there. So no T × kT mask is needed.
-        """
-        q = _rotate(self._split(self.q_proj(x), self.heads), cos, sin)
-        k = _rotate(self._split(self.k_proj(x), self.kv_heads), cos, sin)
-        v = self._split(self.v_proj(x), self.kv_heads)
-        group = self.heads // self.kv_heads
-        past.keys.append(k.repeat_interleave(group, dim=1))
-        past.values.append(v.repeat_interleave(group, dim=1))
-        scale = self.head_dim**-0.5
-        length = x.shape[1]
-        future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
-        prefix = (q @ past.keys[0].transpose(-1, -2) * scale).masked_fill(future, float("-inf"))
-        own = [(q * key).sum(-1, keepdim=True) * scale for key in past.keys[1:]]
-        weights = torch.cat([prefix, *own], dim=-1).float().softmax(dim=-1).to(q.dtype)
-        mixed = weights[..., :length] @ past.values[0]
-        for step, value in enumerate(past.values[1:]):
-            mixed = mixed + weights[..., length + step : length + step + 1] * value
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
-
-    def _split(self, x: Tensor, heads: int) -> Tensor:
-        return x.view(*x.shape[:-1], heads, self.head_dim).transpose(1, 2)
+    def _split(self, x: Tensor) -> Tensor:
+        """[N, heads × D] → [heads, N, D]."""
+        return x.view(x.shape[0], -1, self.head_dim).transpose(0, 1)
 
 
 class Mlp(nn.Module):
@@ -130,10 +137,11 @@ class Layer(nn.Module):
         self.hidden_norm = Norm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, embeds: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, past: StepKeys) -> Tensor:
-        """embeds and hidden [B, T, H] → [B, T, H]."""
+    def forward(self, embeds: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, past: Past) -> Tensor:
+        """embeds and hidden [N, H] in step 0, [M, H] later → [M, H]."""
+        rows = slice(None) if past.pairs else past.rows
         both = torch.cat([self.input_layernorm(embeds), self.hidden_norm(hidden)], dim=-1)
-        hidden = hidden + self.self_attn(both, cos, sin, past)
+        hidden = hidden[rows] + self.self_attn(both, cos, sin, past)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
 
 
@@ -161,10 +169,14 @@ class Draft(nn.Module):
             self.lm_head.weight.copy_(head)
             self.norm.weight.copy_(final_norm)
 
-    def step(self, embeds: Tensor, hidden: Tensor, positions: Tensor, past: StepKeys) -> Tensor:
-        """One step of the draft: embeds and hidden [B, T, H], positions [B, T] → hidden [B, T, H], before the norm."""
-        cos, sin = self.rotary(hidden, positions)
-        return self.midlayer(embeds, hidden, cos.unsqueeze(1), sin.unsqueeze(1), past)  # type: ignore[no-any-return]
+    def combine(self, aux: Tensor) -> Tensor:
+        """aux [N, 3H] → [N, H]: what step 0 goes on from; the residual stays as wide as the weights."""
+        return self.fc(aux).to(self.fc.weight.dtype)  # type: ignore[no-any-return]
+
+    def step(self, embeds: Tensor, hidden: Tensor, positions: Tensor, past: Past) -> Tensor:
+        """One step of the draft: [N, …] in step 0, [M, …] later → hidden [M, H], before the norm."""
+        cos, sin = self.rotary(hidden, positions[None])
+        return self.midlayer(embeds, hidden, cos[0], sin[0], past)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[…, H] before the norm → […, D] over the draft vocabulary."""

@@ -11,13 +11,13 @@ import signal
 import sys
 import time
 import urllib.error
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eagle3.errors import Eagle3Error, report_error
+from eagle3.errors import Eagle3Error, forget_stale_error, report_error
 from eagle3.files import folder_digest, write_json
 from eagle3.serving import Engine, vllm_server
 
@@ -90,8 +90,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         version = json.loads(engine.get("/version")).get("version", "?")
         before = engine.counters(_COUNTERS)
         started = time.monotonic()
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            lengths = list(pool.map(lambda ids: _ask(engine, ids, config.max_tokens), prompts))
+        lengths = _ask_all(engine, prompts, config.max_tokens)
         seconds = time.monotonic() - started
         after = engine.counters(_COUNTERS)
     result = accept_length({name: value - before.get(name, 0.0) for name, value in after.items()}) | {
@@ -112,6 +111,15 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         flush=True,
     )
     return result
+
+
+def _ask_all(engine: Engine, prompts: Sequence[list[int]], max_tokens: int) -> list[int]:
+    """Output tokens of each prompt; when told to end it doesn't wait for answers, so that the engine is stopped."""
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        return list(pool.map(lambda ids: _ask(engine, ids, max_tokens), prompts))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _ask(engine: Engine, prompt_ids: list[int], max_tokens: int) -> int:
@@ -161,10 +169,15 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True)
     path: Path = parser.parse_args().config
     signal.signal(signal.SIGTERM, _terminate)
+    forget_stale_error(path.parent)
     try:
         evaluate(_config(path))
     except Eagle3Error as error:
         report_error(error, path.parent)
+        return 1
+    except OSError as error:
+        what = f"{error.filename or path.parent} can't be written or read ({error.strerror or error})."
+        report_error(Eagle3Error(f"{what} Make room or fix its rights and start again."), path.parent)
         return 1
     return 0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -33,7 +34,11 @@ def write(
     }
     if vocab.pruned:
         weights |= {"d2t": vocab.d2t, "t2d": vocab.t2d}
-    save_file(weights, aside / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(weights, aside / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:  # also where the disk is full
+        shutil.rmtree(aside, ignore_errors=True)
+        raise Eagle3Error(f"{folder} can't be written ({error}). The last checkpoint is kept.") from None
     config = _config(draft, vocab, aux_layers, dtype)
     (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     validate(aside)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3.contract import Sample
 from eagle3.errors import Eagle3Error
 
 
@@ -35,6 +34,20 @@ def default_aux_layers(layers: int) -> tuple[int, int, int]:
     return 2, layers // 2, layers - 3
 
 
+def read_target_config(folder: Path) -> Any:
+    """The text model's config, without its weights; raises Eagle3Error where there is no target."""
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").is_file():
+        raise Eagle3Error(
+            f"There is no target model in {folder}. Put the model's folder there, or fix `target_model`."
+        )
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+    except (OSError, ValueError, KeyError) as error:
+        raise _cannot_load(folder, error) from None
+
+
 class Target:
     """A frozen target model."""
 
@@ -43,10 +56,14 @@ class Target:
         self.config: Any = self.model.config.get_text_config()
         layers = int(self.config.num_hidden_layers)
         self.aux_layers = tuple(aux_layers) if aux_layers else default_aux_layers(layers)
-        if len(self.aux_layers) != 3 or not all(0 < layer < layers for layer in self.aux_layers):
+        # the engines read them as a sorted set: another order, or one twice, would be another draft
+        if (
+            len(self.aux_layers) != 3
+            or not 0 < self.aux_layers[0] < self.aux_layers[1] < self.aux_layers[2] < layers
+        ):
             raise Eagle3Error(
                 f"aux_layers {self.aux_layers} don't fit a target of {layers} layers. "
-                f"Name three between 1 and {layers - 1}, or leave it out for {default_aux_layers(layers)}."
+                f"Name three between 1 and {layers - 1}, each larger than the one before."
             )
         self.device = device
 
@@ -69,14 +86,15 @@ class Target:
         return weight
 
     @torch.no_grad()
-    def features(self, sample: Sample) -> Features:
-        """A sample's features in the target's own dtype.
+    def features(self, ids: Tensor) -> Features:
+        """The features of one sample's ids [T] in the target's own dtype.
 
         Each sample runs alone: in a batch its last bits would depend on its neighbours, and a run that was resumed
         would not be the one that was broken off.
         """
-        ids = torch.tensor([sample.input_ids], device=self.device)
-        out = self.model.base_model(input_ids=ids, output_hidden_states=True, use_cache=False)
+        out = self.model.base_model(
+            input_ids=ids[None].to(self.device), output_hidden_states=True, use_cache=False
+        )
         aux = torch.cat([out.hidden_states[layer][0] for layer in self.aux_layers], dim=-1)
         return Features(aux, out.last_hidden_state[0])
 
@@ -90,11 +108,11 @@ class FeatureCache:
         self._kept: dict[int, Features] = {}
         self._bytes = 0
 
-    def get(self, number: int, sample: Sample) -> Features:
-        """Features of the sample with this number."""
+    def get(self, number: int, ids: Tensor) -> Features:
+        """Features of the sample with this number and these ids [T]."""
         if number in self._kept:
             return self._kept[number]
-        features = self._target.features(sample)
+        features = self._target.features(ids)
         if self._bytes + features.nbytes <= self._limit:
             self._kept[number] = features
             self._bytes += features.nbytes
@@ -106,13 +124,14 @@ def _load(folder: Path) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    if not (folder / "config.json").is_file():
-        raise Eagle3Error(
-            f"There is no target model in {folder}. Put the model's folder there, or fix `target_model`."
-        )
+    read_target_config(folder)
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
-        raise Eagle3Error(
-            f"The target in {folder} can't be loaded ({' '.join(str(error).split())[:200]}). Is the folder whole?"
-        ) from None
+        raise _cannot_load(folder, error) from None
+
+
+def _cannot_load(folder: Path, error: Exception) -> Eagle3Error:
+    return Eagle3Error(
+        f"The target in {folder} can't be loaded ({' '.join(str(error).split())[:200]}). Is the folder whole?"
+    )

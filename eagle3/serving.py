@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from eagle3.errors import Eagle3Error
 
 _SAY_EVERY_S = 10.0
 _TAIL_LINES = 12
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ def vllm_server(
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **env},
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
                 cwd=log.parent,
             )
         except OSError as error:
@@ -82,6 +85,12 @@ def vllm_server(
         yield engine
     finally:
         _stop(process)
+
+
+def _die_with_parent() -> None:
+    """In the child: TERM when the parent ends, even where the parent is killed and can't stop it (Linux)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait(engine: Engine, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:

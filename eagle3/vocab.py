@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from eagle3.contract import Sample
+from eagle3.data import Dataset
 from eagle3.errors import Eagle3Error
 
 
@@ -42,13 +43,9 @@ class DraftVocab:
         return known
 
 
-def supervised_counts(samples: Iterable[Sample], vocab_size: int) -> Tensor:
+def supervised_counts(data: Dataset, vocab_size: int) -> Tensor:
     """[V] int64: how often each id stands under a mask of 1."""
-    counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for sample in samples:
-        ids = torch.tensor(sample.input_ids)
-        counts += torch.bincount(ids[torch.tensor(sample.loss_mask) == 1], minlength=vocab_size)
-    return counts
+    return torch.from_numpy(np.bincount(data.ids[data.mask == 1], minlength=vocab_size))
 
 
 def choose(counts: Tensor, size: int | None, control_ids: Sequence[int]) -> DraftVocab:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from local import process_table
@@ -21,21 +22,23 @@ from local.places import ROOT, cache_folder
 from local.process import MARK
 
 FAST = "not engine and not e2e and not browser"
-SUITES: tuple[tuple[Environment, tuple[str, ...]], ...] = (
-    (GPU, ("tests/eagle3",)),
-    (AIRFLOW, ("tests", "--ignore=tests/eagle3")),
+Suite = tuple[str, Environment, tuple[str, ...]]
+UNITS: tuple[Suite, ...] = (
+    ("gpu", GPU, ("tests/eagle3", "-n", "2")),
+    ("airflow", AIRFLOW, ("tests", "--ignore=tests/eagle3", "-n", "2", "-m", FAST)),
 )
+# one engine and one Airflow for all of them, so one process
+WHOLE: Suite = ("e2e", AIRFLOW, ("tests/e2e",))
 
 
-def run_suites(folder: Path, options: list[str]) -> int:
-    """Runs all suites, also after one has failed; the first status that isn't 0."""
+def run_suites(folder: Path, suites: Sequence[Suite]) -> int:
+    """Runs the suites, also after one has failed; the first status that isn't 0."""
     status = 0
-    for environment, arguments in SUITES:
+    for name, environment, arguments in suites:
         if not environment.is_complete(cache_folder()):
             raise LocalError(f"The {environment.name} environment isn't installed. Run `make install`.")
         python = environment.python(cache_folder())
-        base = folder / environment.name
-        command = [str(python), "-m", "pytest", f"--basetemp={base}", *arguments, *options]
+        command = [str(python), "-m", "pytest", f"--basetemp={folder / name}", *arguments]
         path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}, check=False)
         status = status or done.returncode
@@ -57,11 +60,11 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python3.11 -m local.run_tests", description=__doc__.split("\n")[0])
     parser.add_argument("--fast", action="store_true", help=f"only tests that are {FAST}")
-    options = ["-m", FAST] if parser.parse_args().fast else []
+    suites = UNITS if parser.parse_args().fast else (*UNITS, WHOLE)
     signal.signal(signal.SIGTERM, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="eagle3-tests-")).resolve()
     try:
-        return run_suites(folder, options)
+        return run_suites(folder, suites)
     finally:
         if left := sweep(folder):
             print(f"ended {left} processes that the tests had left running")

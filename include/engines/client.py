@@ -20,6 +20,7 @@ from include.engines.base import Answer, Endpoint, Engine, MalformedAnswer
 from include.engines.ledger import Ledger
 
 ATTEMPTS = 5
+DRAIN_S = 30.0
 _ROW_REFUSED = (400, 413, 422)
 _STOP = (401, 402, 403, 404)
 _NETWORK_TROUBLE = (aiohttp.ClientConnectionError, ConnectionError)
@@ -83,6 +84,7 @@ class Client:
         self._model = model
         self._end_of_turn = end_of_turn
         self._last_contact = time.monotonic()
+        self._stopping = False
 
     async def run(
         self,
@@ -107,6 +109,12 @@ class Client:
             ]
             try:
                 await _all_or_first_error(workers, writer)
+            except EngineError:
+                self._stopping = (
+                    True  # no new request, but what is in flight is paid for: it may still come in
+                )
+                await asyncio.wait(workers, timeout=DRAIN_S)
+                raise
             finally:
                 await _end(*workers, ticker)
                 await _end(writer)
@@ -120,6 +128,8 @@ class Client:
         progress: Progress,
     ) -> None:
         for request in requests:
+            if self._stopping:
+                return
             progress.in_flight += 1
             try:
                 await finished.put(await self._answer(session, request, progress))
@@ -158,6 +168,8 @@ class Client:
                 cause = "timeout"
             except MalformedAnswer as error:
                 cause = str(error)
+            if self._stopping:
+                raise asyncio.CancelledError
             progress.retries[cause] += 1
             await asyncio.sleep(min(10.0, 0.25 * 2**attempts) * (0.5 + random.random()))  # noqa: S311 (jitter)
         return self._record(request, "failed", cause, None, attempts, started)

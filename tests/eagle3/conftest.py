@@ -61,13 +61,13 @@ def samples(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of 6 layers, hidden 32, grouped-query attention."""
+    """A random Llama of 7 layers, hidden 32, grouped-query attention."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=6,
+        num_hidden_layers=7,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,

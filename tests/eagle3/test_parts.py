@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from eagle3 import checkpoint, export, vocab
 from eagle3.config import read_config
-from eagle3.contract import SAMPLES, Sample, open_shards
-from eagle3.data import of_rank, select, steps_of_epoch
+from eagle3.contract import SAMPLES, open_shards
+from eagle3.data import load, of_rank, steps_of_epoch
 from eagle3.draft import Draft, llama_config
 from eagle3.errors import Eagle3Error
 from eagle3.evaluate import accept_length
@@ -72,25 +72,52 @@ def test_a_missing_and_a_damaged_shard_are_named(make_shard: MakeShard, tmp_path
         open_shards([])
 
 
-def test_malformed_samples_are_refused_and_long_ones_cut_where_it_makes_sense() -> None:
-    with pytest.raises(Eagle3Error, match="all zero"):
-        select([Sample("x", (1, 2, 3, 4), (0, 0, 0, 0))], VOCAB, 10)
-    with pytest.raises(Eagle3Error, match=f"outside the target's vocabulary of {VOCAB}"):
-        select([Sample("x", (1, VOCAB, 3, 4), (0, 0, 1, 1))], VOCAB, 10)
-    kept = select(
-        [
-            Sample("fits", (1, 2, 3, 4), (0, 0, 1, 1)),
-            Sample("cut", (1, 2, 3, 4, 5, 6, 7), (0, 0, 0, 1, 1, 1, 1)),
-            Sample("answer cut off whole", (1,) * 9, (0,) * 7 + (1, 1)),
-        ],
-        VOCAB,
-        5,
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"loss_mask": [0, 0, 0, 0]}, "tiny-0001 has a mask that is all zero"),
+        ({"loss_mask": [0, 0, 1, 2]}, "tiny-0001 has mask entries other than 0 and 1"),
+        ({"loss_mask": [0, 0, 1]}, "tiny-0001 has more ids than mask entries"),
+        ({"seq_len": 5}, "tiny-0001 has another seq_len"),
+        ({"input_ids": [1, VOCAB, 3, 4]}, f"tiny-0001 has ids outside the target's vocabulary of {VOCAB}"),
+        ({"input_ids": [1, -1, 3, 4]}, f"tiny-0001 has ids outside the target's vocabulary of {VOCAB}"),
+    ],
+)
+def test_a_malformed_sample_is_refused_with_its_shard(
+    make_shard: MakeShard, change: dict[str, Any], says: str
+) -> None:
+    path = make_shard([row(0, [1, 2, 3, 4], [0, 0, 1, 1]), row(1, [1, 2, 3, 4], [0, 0, 1, 1]) | change])
+    with pytest.raises(Eagle3Error, match=says) as caught:
+        load(open_shards([path]), VOCAB, 10)
+    assert str(path) in str(caught.value)
+
+
+def test_long_samples_are_cut_where_labels_remain_and_counted(make_shard: MakeShard) -> None:
+    rows = [
+        row(0, [1, 2, 3, 4], [0, 0, 1, 1]),
+        row(1, [1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 1, 1, 1, 1]),
+        row(2, [1] * 9, [0] * 7 + [1, 1]),
+        row(3, [5, 6, 7], [1, 1, 0]),  # nothing predicts the first two tokens
+    ]
+    data = load(open_shards([make_shard(rows)]), VOCAB, 5)
+    assert data.sample_ids == ("tiny-0000", "tiny-0001")
+    assert (data.cut, data.left_out) == (2, 2)
+    assert [x.tolist() for x in data.sample(1)] == [[1, 2, 3, 4, 5], [0, 0, 0, 1, 1]]
+    assert (data.lengths, data.labels.tolist(), data.tokens, data.supervised) == ([4, 5], [2, 2], 9, 4)
+    with pytest.raises(Eagle3Error, match=r"No sample is left to train on: max_seq_len 5 .* \(1 left out\)"):
+        load(open_shards([make_shard([rows[2]])]), VOCAB, 5)
+
+
+def test_the_data_digest_is_of_the_rows_not_of_the_file(make_shard: MakeShard) -> None:
+    def digest(rows: list[dict[str, Any]], name: str) -> str:
+        return load(open_shards([make_shard(rows, name=name)]), VOCAB, 99).digest
+
+    rows = samples(5)
+    assert digest(rows, "a.parquet") == digest(rows, "b.parquet")
+    ids = [*rows[3]["input_ids"][:-1], 9]
+    assert digest([*rows[:3], rows[3] | {"input_ids": ids}, rows[4]], "c.parquet") != digest(
+        rows, "a.parquet"
     )
-    assert [s.sample_id for s in kept.samples] == ["fits", "cut"]
-    assert (kept.cut, kept.left_out) == (2, 1)
-    assert kept.samples[1].loss_mask == (0, 0, 0, 1, 1)
-    with pytest.raises(Eagle3Error, match="No sample is left"):
-        select([Sample("x", (1,) * 9, (0,) * 7 + (1, 1))], VOCAB, 5)
 
 
 @settings(max_examples=100, deadline=None)
@@ -109,6 +136,11 @@ def test_every_rank_does_every_step_and_every_sample_is_seen_once(
     for step in steps:
         assert len(step) == 1 or sum(lengths[n] for n in step) <= 64
         assert sorted(n for rank in range(world) for n in of_rank(step, rank, world)) == sorted(step)
+
+
+def test_ranks_get_equally_many_samples_in_a_step() -> None:
+    for step in steps_of_epoch([10] * 400, 160, 0, 0):
+        assert len(of_rank(step, 0, 2)) == len(of_rank(step, 1, 2)) == 8
 
 
 def test_epochs_are_shuffled_differently() -> None:
@@ -134,11 +166,11 @@ def test_the_draft_vocabulary_maps_both_ways(counts: list[int], data: st.DataObj
     assert not left or not kept or min(kept) >= max(left)
 
 
-def test_only_supervised_tokens_are_counted_and_kimis_vocabulary_takes_no_time() -> None:
+def test_only_supervised_tokens_are_counted_and_kimis_vocabulary_takes_no_time(make_shard: MakeShard) -> None:
     import time
 
-    counts = vocab.supervised_counts([Sample("x", (5, 6, 6, 7), (0, 1, 1, 0))], 10)
-    assert counts.tolist() == [0, 0, 0, 0, 0, 0, 2, 0, 0, 0]
+    data = load(open_shards([make_shard([row(0, [5, 6, 6, 7], [0, 1, 1, 0])])]), VOCAB, 10)
+    assert vocab.supervised_counts(data, 10).tolist() == [0, 0, 0, 0, 0, 0, 2, 0, 0, 0]
     many = torch.randint(0, 1000, (163_840,))
     began = time.perf_counter()
     chosen = vocab.choose(many, 32_000, [163_586])
@@ -150,26 +182,26 @@ def test_only_supervised_tokens_are_counted_and_kimis_vocabulary_takes_no_time()
 
 def test_features_are_the_targets_own_and_kept_within_the_limit(target_folder: Path) -> None:
     target = Target(target_folder, None, torch.device("cpu"))
-    assert target.aux_layers == default_aux_layers(6) == (2, 3, 3)
-    long, short = Sample("a", tuple(range(20)), (1,) * 20), Sample("b", tuple(range(7)), (1,) * 7)
-    for sample in (long, short):
-        found = target.features(sample)
-        out = target.model(input_ids=torch.tensor([sample.input_ids]), output_hidden_states=True)
-        torch.testing.assert_close(
-            found.aux, torch.cat([out.hidden_states[i] for i in target.aux_layers], -1)[0]
-        )
+    assert target.aux_layers == default_aux_layers(7) == (2, 3, 4)
+    long, short = torch.arange(20), torch.arange(7)
+    for ids in (long, short):
+        found = target.features(ids)
+        out = target.model(input_ids=ids[None], output_hidden_states=True)
+        expected = torch.cat([out.hidden_states[i] for i in target.aux_layers], -1)[0]
+        torch.testing.assert_close(found.aux, expected)
         torch.testing.assert_close(target.head @ found.last[-1], out.logits[0, -1])
     cache = FeatureCache(target, limit_bytes=target.features(long).nbytes)
     first = [cache.get(0, long), cache.get(1, short)]
     assert cache.get(0, long) is first[0], "kept"
     again = cache.get(1, short)
     assert again is not first[1], "over the limit: computed again"
-    assert torch.equal(again.aux, first[1].aux), "to the last bit"
+    assert torch.equal(again.aux, first[1].aux)
 
 
 def test_layers_that_do_not_fit_and_a_missing_target_are_refused(target_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(Eagle3Error, match=r"aux_layers \(1, 2, 9\) don't fit a target of 6 layers"):
-        Target(target_folder, [1, 2, 9], torch.device("cpu"))
+    for layers in ([1, 2, 9], [2, 2, 3], [4, 2, 3], [1, 2]):
+        with pytest.raises(Eagle3Error, match=r"aux_layers \(.*\) don't fit a target of 7 layers"):
+            Target(target_folder, layers, torch.device("cpu"))
     with pytest.raises(Eagle3Error, match="There is no target model in"):
         Target(tmp_path, None, torch.device("cpu"))
     (tmp_path / "config.json").write_text("{}")
@@ -257,6 +289,7 @@ def test_a_draft_that_would_load_and_accept_nothing_is_refused(exported: Path, h
         ({"epochs": True}, "'epochs' is True, not int"),
         ({"lr": 0}, "'lr' must be more than 0"),
         ({"data": None}, "'data' is None"),
+        ({"precision": "fp8"}, "'precision' must be bfloat16, float32 or null"),
     ],
 )
 def test_a_wrong_configuration_is_one_sentence(tmp_path: Path, change: dict[str, Any], says: str) -> None:

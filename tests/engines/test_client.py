@@ -17,7 +17,7 @@ from include.engines.base import Answer, Endpoint
 from include.engines.client import Client, Progress, Request, classify
 from include.engines.ledger import Ledger
 from include.engines.vllm import Vllm
-from tests.engines.fault_server import END_OF_TURN, Behaviour, FaultServer, answer, answer_ids
+from tests.engines.fault_server import END_OF_TURN, FaultServer, answer, answer_ids
 
 
 @pytest.fixture(autouse=True)
@@ -101,22 +101,23 @@ def test_a_refused_row_is_left_out_for_good_with_the_engines_words(tmp_path: Pat
 
 @pytest.mark.parametrize("status", [401, 402, 403, 404])
 def test_an_account_error_stops_at_once_with_the_engines_words(tmp_path: Path, status: int) -> None:
-    behave: Behaviour = lambda n, body: web.Response(status=status, text="no such luck") if n > 5 else None  # noqa: E731
+    def behave(n: int, body: dict[str, Any]) -> web.Response | float:
+        return web.Response(status=status, text="no such luck") if n > 5 else 0.3
+
     with FaultServer(behave) as server:
         with pytest.raises(EngineError, match=rf"HTTP {status}\): no such luck"):
             drive(server.url, tmp_path / "l", 500)
         assert server.requests < 60
     with Ledger(tmp_path / "l") as ledger:
-        assert sum(ledger.settled(r.sample_id, r.digest) for r in requests(500)) >= 5, (
-            "what was answered is kept"
-        )
+        kept = sum(ledger.settled(r.sample_id, r.digest) for r in requests(500))
+    assert kept == 5, "what was in flight is paid for: it is waited for and kept"
 
 
 def test_one_hung_request_does_not_hold_the_job(tmp_path: Path) -> None:
     with FaultServer(lambda n, body: 60.0 if n == 1 else None) as server:
-        progress = drive(server.url, tmp_path / "l", 20, request_timeout_s=0.5)
+        progress = drive(server.url, tmp_path / "l", 20, request_timeout_s=3)
     assert progress.outcomes == {"answered": 20}
-    assert progress.retries == {"timeout": 1}
+    assert progress.retries["timeout"] >= 1
 
 
 def test_an_engine_that_goes_away_ends_the_task_and_a_second_run_asks_the_rest(tmp_path: Path) -> None:
