@@ -129,6 +129,8 @@ def _lock_or_attach(folder: Path) -> int | None:
 def _run(folder: Path, command: list[str], env: dict[str, str], before: State, ready: int) -> None:
     """Runs the command under the lock, writes what came of it."""
     left = job_processes.end(before["token"], _GRACE_S) if "token" in before else []
+    if left and (immortal := job_processes.members(before["token"])):
+        raise OSError(f"the processes {immortal} of the job before can't be ended; reboot the host")
     (folder / "stop").unlink(missing_ok=True)
     state: State = {
         "state": "failed",
@@ -241,7 +243,7 @@ def _lives(pid: int) -> bool:
 def _in_words(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename} can't be used: {error.strerror}"
-    return f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
 def _boot_id() -> str:

@@ -145,7 +145,7 @@ def test_odd_output_is_shown_whole(job: RemoteJob) -> None:
 
 
 def test_it_is_followed_over_a_restart_of_sshd(job: RemoteJob, sshd: LoopbackSshd) -> None:
-    job.start(python("import time\nfor i in range(40): print(i); time.sleep(0.1)"), {})
+    job.start(python("import time\nfor i in range(40): print(i); time.sleep(0.06)"), {})
     lines: list[str] = []
     follower = threading.Thread(target=job.follow, args=(lines.append,), kwargs={"every_s": 0.05})
     follower.start()

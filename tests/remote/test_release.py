@@ -136,10 +136,15 @@ def test_a_root_that_cannot_be_made_is_one_sentence(
         sync_release(client, str(tmp_path / "file" / "x"), source)
 
 
-def test_pythons_version_is_asked_for_first(client: paramiko.SSHClient) -> None:
+def test_pythons_version_is_asked_for_first(client: paramiko.SSHClient, tmp_path: Path) -> None:
     assert require_python(client, "python3").startswith("3.")
     with pytest.raises(RemoteError, match=r"Python /no/python doesn't run .*needs 3.10 or newer"):
         require_python(client, "/no/python")
+    old = tmp_path / "python3.8"
+    old.write_text("#!/bin/sh\necho version 3.8.18\n")
+    old.chmod(0o755)
+    with pytest.raises(RemoteError, match=r"is 3\.8\.18; eagle3 needs 3\.10 or newer"):
+        require_python(client, str(old))
 
 
 def test_home_is_the_logins_own(client: paramiko.SSHClient) -> None:
