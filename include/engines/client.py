@@ -166,6 +166,8 @@ class Client:
                 self._check_patience(error)
             except TimeoutError:
                 cause = "timeout"
+            except aiohttp.ClientError as error:  # a body that breaks off, a header that isn't HTTP
+                cause = type(error).__name__
             except MalformedAnswer as error:
                 cause = str(error)
             if self._stopping:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import secrets
 from collections.abc import Callable
 
 from include.core.files import read_json, require_writable, write_json
@@ -36,12 +36,14 @@ def claim_open_shard(
 
 
 def _claim(shard: Shard, run_id: str) -> str:
-    """The run that has the shard: this one, if nobody had it."""
+    """The run that has the shard: this one, if nobody had it. Two at once can't both get it."""
     path = shard.folder / "claim.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    mine = path.with_name(f".claim-{secrets.token_hex(4)}.json")
+    write_json(mine, {"run_id": run_id})
     try:
-        with path.open("x", encoding="utf-8") as file:
-            json.dump({"run_id": run_id}, file)
+        path.hardlink_to(mine)
     except FileExistsError:
         return str(read_json(path).get("run_id", ""))
+    finally:
+        mine.unlink()
     return run_id

@@ -37,6 +37,8 @@ def _message(item: object) -> Message:
         raise RowError(f"has a message with the role {role!r}")
     if not isinstance(content, str) or not content.strip():
         raise RowError(f"has a {role} message without text")
+    if any("\ud800" <= character <= "\udfff" for character in content):
+        raise RowError(f"has a lone surrogate in a {role} message, which no tokenizer can read")
     return Message(role=role, content=content)
 
 

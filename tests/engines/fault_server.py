@@ -12,7 +12,8 @@ from typing import Any
 from aiohttp import web
 
 END_OF_TURN = 2
-Behaviour = Callable[[int, dict[str, Any]], "web.Response | float | None"]
+Behaviour = Callable[[int, dict[str, Any]], "web.Response | float | str | None"]
+BREAK_OFF = "break off"
 
 
 def answer_ids(prompt: list[int]) -> list[int]:
@@ -30,7 +31,7 @@ def answer(prompt: list[int], finish_reason: str = "stop", ids: list[int] | None
 
 class FaultServer:
     """`behave(n, body)` gets the number of the request (from 1) and its body; it returns a response, seconds to
-    hang before the good answer, or None for the good answer at once.
+    hang before the good answer, BREAK_OFF for a body that ends in the middle, or None for the good answer at once.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class FaultServer:
         text = (await request.json())["prompt"]
         return web.json_response({"tokens": self.tokenize(text) if self.tokenize else []})
 
-    async def _complete(self, request: web.Request) -> web.Response:
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.asked[tuple(body["prompt"])] += 1
         self.in_flight += 1
@@ -107,7 +108,14 @@ class FaultServer:
             what = self.behave(self.requests, body)
             if isinstance(what, web.Response):
                 return what
-            await asyncio.sleep(what or 0)
+            if what == BREAK_OFF:
+                half = web.StreamResponse(headers={"Content-Length": "1000"})
+                await half.prepare(request)
+                await half.write(b'{"choices": [')
+                if request.transport:
+                    request.transport.close()
+                return half
+            await asyncio.sleep(float(what or 0))
             return answer(body["prompt"])
         finally:
             self.in_flight -= 1

@@ -17,7 +17,7 @@ from include.engines.base import Answer, Endpoint
 from include.engines.client import Client, Progress, Request, classify
 from include.engines.ledger import Ledger
 from include.engines.vllm import Vllm
-from tests.engines.fault_server import END_OF_TURN, FaultServer, answer, answer_ids
+from tests.engines.fault_server import BREAK_OFF, END_OF_TURN, FaultServer, answer, answer_ids
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +59,7 @@ def test_every_prompt_gets_its_own_answer_and_the_concurrency_is_held(tmp_path: 
         (lambda: web.Response(status=429, text="slow down"), "HTTP 429"),
         (lambda: web.Response(text='{"choices": [{"token_'), "the answer isn't JSON"),
         (lambda: web.Response(text="[]"), "the answer is no JSON object"),
+        (lambda: BREAK_OFF, "ClientPayloadError"),
         (lambda: web.json_response({"choices": []}), "the answer lacks list index out of range"),
         (lambda: web.json_response({"error": {"message": "x"}}), "the answer lacks 'choices'"),
     ],

@@ -283,6 +283,7 @@ def test_the_lowest_open_shard_comes_next(make_work: MakeWork, server: FaultServ
         ('{"messages": [{"role": "user", "content": ["x"]}]}', "a user message without text"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "doesn't alternate"),
         ('{"messages": ["x"]}', "a message that is no object"),
+        ('{"messages": [{"role": "user", "content": "a \\ud800 b"}]}', "a lone surrogate in a user message"),
     ],
 )
 def test_a_broken_line_is_named_with_its_file_and_number(make_work: MakeWork, line: str, why: str) -> None:
