@@ -8,8 +8,7 @@ from collections.abc import Callable
 from include.core.files import read_json, require_writable, write_json
 from include.core.paths import Settings, Shard, shard_index
 from include.core.spec import DatasetSpec
-from include.stages.render import shard_count
-from include.stages.shards import is_done, next_shard
+from include.stages.shards import is_done, next_shard, shard_count
 
 
 def shard_of_key(spec: DatasetSpec, settings: Settings, key: str) -> Shard:

@@ -24,7 +24,7 @@ from include.core.paths import Settings, Shard
 from include.core.spec import DatasetSpec, load_dataset
 from include.orchestration.params import RunParams, why_not
 from include.orchestration.shard_choice import claim_open_shard, shard_of_key
-from include.stages.render import shard_count
+from include.stages.shards import shard_count
 
 log = logging.getLogger(__name__)
 

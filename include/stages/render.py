@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -13,9 +14,12 @@ from include.core.records import Conversation, PromptRecord
 from include.core.schema import PROMPTS, SCHEMA_VERSION
 from include.core.spec import DatasetSpec
 from include.sources.adapters import RowError, to_conversation
-from include.sources.jsonl import broken_line, count_rows, read_rows
+from include.sources.jsonl import broken_line, read_rows
+from include.stages.shards import is_done, shard_count
 from include.stages.work import Report, Work
 from include.tokens.target import Target
+
+log = logging.getLogger(__name__)
 
 _HELD_OUT_SLOTS = 10_000
 
@@ -24,12 +28,16 @@ def run(work: Work) -> Report:
     """Writes prompts.parquet, sorted by sample_id, and counts what was left out, by reason."""
     spec, shard = work.spec, work.shard
     require_writable(shard.settings.data_dir)
+    limit = work.limit
+    if limit is not None and is_done(shard):
+        log.info("%s is exported whole already: `limit` is ignored, it would take samples away", shard.label)
+        limit = None
     first = shard.index * spec.shard_size
     left_out: Counter[str] = Counter()
     prompts: dict[str, PromptRecord] = {}
     read = 0
     for conversation in conversations(spec, first, first + spec.shard_size):
-        if work.limit is not None and len(prompts) >= work.limit:
+        if limit is not None and len(prompts) >= limit:
             break
         read += 1
         reason, prompt = render_one(work.target, spec, conversation)
@@ -60,7 +68,7 @@ def run(work: Work) -> Report:
         "prompts": len(prompts),
         "left_out": dict(left_out),
         "prompt_tokens": tokens,
-        "limit": work.limit,
+        "limit": limit,
         "file": str(shard.prompts),
     }
 
@@ -93,11 +101,6 @@ def held_out(spec: DatasetSpec, conversation: Conversation) -> bool:
     """Whether the row is kept for evaluation: decided by its content alone, so it stays so for ever."""
     slot = int(value_digest(["held out", conversation.row_digest])[:12], 16) % _HELD_OUT_SLOTS
     return slot < spec.held_out_share * _HELD_OUT_SLOTS
-
-
-def shard_count(spec: DatasetSpec) -> int:
-    """How many shards the source has today."""
-    return -(-count_rows(spec.source_path) // spec.shard_size)
 
 
 def no_such_shard(work: Work) -> SpecError:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from include.core.files import read_json
 from include.core.paths import Settings, Shard
 from include.core.spec import DatasetSpec
-from include.stages.render import shard_count
+from include.sources.jsonl import count_rows
+
+
+def shard_count(spec: DatasetSpec) -> int:
+    """How many shards the source has today."""
+    return -(-count_rows(spec.source_path) // spec.shard_size)
 
 
 def is_done(shard: Shard) -> bool:

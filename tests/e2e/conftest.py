@@ -76,6 +76,21 @@ class Runs:
             time.sleep(0.5)
         return state
 
+    def backfill_runs(self) -> dict[str, str]:
+        """run id → shard of every run that belongs to a backfill."""
+        found = self.api._get("/api/v2/dags/demo/dagRuns", limit=100)["dag_runs"]
+        return {run["dag_run_id"]: run["partition_key"] for run in found if run["run_type"] == "backfill"}
+
+    def wait_for_backfill(self, shards: set[str]) -> list[str]:
+        """The ids of the backfill runs, once there is one for each of these shards."""
+        deadline = time.monotonic() + 120
+        while True:
+            made = self.backfill_runs()
+            if set(made.values()) >= shards:
+                return list(made)
+            assert time.monotonic() < deadline, f"backfill runs: {made}"
+            time.sleep(0.5)
+
     def end(self, run_id: str) -> None:
         """Ends a run whose rest isn't of interest."""
         self.api._authorised(

@@ -65,6 +65,29 @@ def test_a_person_triggers_a_run_sees_it_succeed_and_reads_a_log(
     expect(page.get_by_text("the run's parameter `train` is `never`").first).to_be_visible()
 
 
+def test_a_person_backfills_a_range_of_shards(
+    page: Page, services: Services, runs: Runs, whole_run: str
+) -> None:
+    page.set_viewport_size({"width": 1400, "height": 1300})
+    page.goto(f"{services.airflow.address}/dags/demo")
+    page.get_by_role("button", name="Trigger").first.click()
+    form = page.get_by_role("dialog")
+    form.get_by_text("Backfill", exact=True).click()
+    for day in ("2020/01/01", "2020/01/02"):
+        form.get_by_text("Select date and time").first.click()
+        page.get_by_placeholder("YYYY/MM/DD").last.fill(day)
+        page.get_by_placeholder("HH:mm").last.fill("00:00")
+        page.keyboard.press("Enter")
+        page.keyboard.press("Escape")
+    form.get_by_text("All Runs").click()
+    form.get_by_role("spinbutton").last.fill("3")
+    form.get_by_role("button", name="Run Backfill").click()
+    made = runs.wait_for_backfill({"shard-00000", "shard-00001"})
+    for run_id in made:
+        assert runs.wait(run_id) == "success"
+        assert runs.states(run_id)["train_drafter"] == "skipped"
+
+
 def test_the_picture_of_a_run_shows_the_eight_stages(page: Page, services: Services, whole_run: str) -> None:
     """With SCREENSHOTS set to a folder, the README's picture is made anew."""
     page.set_viewport_size({"width": 1500, "height": 560})

@@ -105,13 +105,11 @@ def test_a_backfill_makes_a_run_per_shard_without_training(
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    made = backfill_runs(runs)
-    assert {run["partition_key"] for run in made} == {f"shard-0000{k}" for k in range(4)}
-    for run in made:
-        run_id = run["dag_run_id"]
+    shards = {f"shard-0000{k}" for k in range(4)}
+    for run_id in runs.wait_for_backfill(shards):
         assert runs.wait(run_id) == "success"
         states = runs.states(run_id)
-        if run["partition_key"] in ("shard-00002", "shard-00003"):
+        if runs.backfill_runs()[run_id] in ("shard-00002", "shard-00003"):
             assert set(states.values()) == {"skipped"}, "beyond the end of the source"
             continue
         assert states.pop("train_drafter") == states.pop("evaluate_drafter") == "skipped"
@@ -123,11 +121,6 @@ def services_python(services: Services) -> Path:
     from local.environments import AIRFLOW
 
     return AIRFLOW.python(services.places.cache)
-
-
-def backfill_runs(runs: Runs) -> list[dict[str, str]]:
-    found = runs.api._get("/api/v2/dags/demo/dagRuns", limit=100)["dag_runs"]
-    return [run for run in found if run["run_type"] == "backfill"]
 
 
 def test_a_run_without_a_key_takes_the_lowest_shard_that_is_not_done(runs: Runs, whole_run: str) -> None:

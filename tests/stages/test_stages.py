@@ -256,6 +256,9 @@ def test_a_limit_is_a_taste_and_leaves_the_shard_open(make_work: MakeWork, serve
     assert run(whole)["samples"] == 8
     assert server.requests == 8, "the three of the taste aren't asked again"
     assert is_done(whole.shard)
+    run(make_work(rows(20), engine_url=server.url, limit=3))
+    assert len(exported(whole)) == 8, "a taste doesn't take samples away from a whole shard"
+    assert is_done(whole.shard)
 
 
 def test_the_lowest_open_shard_comes_next(make_work: MakeWork, server: FaultServer) -> None:
