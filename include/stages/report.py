@@ -21,7 +21,7 @@ def add(shard: Shard, stage: str, counts: dict[str, Any], seconds: float) -> Non
     """Puts a stage's section into report.json; the sections of later stages are outdated and go."""
     old = read_json(shard.summary)["stages"] if shard.summary.exists() else {}
     earlier = list(STAGES)[: list(STAGES).index(stage)]
-    now = {"seconds": round(seconds, 2), "at": datetime.now(UTC).isoformat(timespec="seconds")}
+    now = {"stage_seconds": round(seconds, 2), "at": datetime.now(UTC).isoformat(timespec="seconds")}
     stages = {name: old[name] for name in earlier if name in old} | {stage: counts | now}
     write_json(shard.summary, summary(shard, stages))
 
