@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from include.core.errors import StorageError
 from include.core.files import storage_errors, written_aside
 
 ROW_GROUP_BYTES = 32 << 20
-_READ_ROWS = 1024
+_READ_ROWS = 256
 
 Row = dict[str, Any]
 
@@ -31,7 +32,7 @@ class RowWriter:
     def write(self, row: Row) -> None:
         """Adds a row with exactly the schema's columns."""
         self._rows.append(row)
-        self._bytes += sum(4 * len(v) if isinstance(v, (list, tuple, str)) else 8 for v in row.values())
+        self._bytes += sum(4 * len(v) if hasattr(v, "__len__") else 8 for v in row.values())
         if self._bytes >= ROW_GROUP_BYTES:
             self.flush()
 
@@ -69,7 +70,10 @@ def count_rows(path: Path) -> int:
 
 
 def read_rows(path: Path, schema: pa.Schema) -> Iterator[Row]:
-    """Streams the rows; StorageError where the file isn't there, is damaged, or has another schema."""
+    """Streams the rows, lists as NumPy arrays (views that last as long as they are held).
+
+    StorageError where the file isn't there, is damaged, or has another schema.
+    """
     with _open(path) as file:
         if not file.schema_arrow.equals(schema, check_metadata=False):
             raise StorageError(
@@ -77,9 +81,22 @@ def read_rows(path: Path, schema: pa.Schema) -> Iterator[Row]:
             )
         try:
             for batch in file.iter_batches(batch_size=_READ_ROWS):
-                yield from batch.to_pylist()
+                yield from _rows(batch)
         except (pa.ArrowException, OSError) as error:
             raise _damaged(path, error) from None
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[Row]:
+    columns = [_values(column) for column in batch.columns]
+    for values in zip(*columns, strict=True):
+        yield dict(zip(batch.schema.names, values, strict=True))
+
+
+def _values(column: pa.Array) -> Iterable[Any]:
+    if not pa.types.is_list(column.type) or column.null_count:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    flat, offsets = column.values.to_numpy(zero_copy_only=False), column.offsets.to_pylist()
+    return [flat[start:end] for start, end in pairwise(offsets)]
 
 
 @contextmanager

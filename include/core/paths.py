@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from include.core.errors import SpecError
-from include.core.spec import DatasetSpec, TargetProfile
+from include.core.profile import TargetProfile
+from include.core.spec import DatasetSpec
 
 _SHARD = re.compile(r"^shard-(\d{5,})$")
 
@@ -103,6 +104,11 @@ class Shard:
     def audit(self) -> Path:
         """The audit's verdict, rule by rule."""
         return self.folder / "audit.json"
+
+    @property
+    def audit_page(self) -> Path:
+        """The same for people."""
+        return self.folder / "audit.html"
 
     @property
     def summary(self) -> Path:

@@ -16,6 +16,8 @@ PROMPTS = pa.schema(
         pa.field("sample_id", pa.string(), nullable=False),
         pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),
         pa.field("source_row", pa.string(), nullable=False),
+        # JSON of the whole conversation where more than one answer is generated, else null
+        pa.field("conversation", pa.string(), nullable=True),
     ]
 )
 

@@ -28,11 +28,17 @@ _NETWORK_TROUBLE = (aiohttp.ClientConnectionError, ConnectionError)
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to be answered; `digest` covers everything that decides the answer."""
+    """One prompt to be answered; `digest` covers everything that decides the answer.
+
+    `then` makes the next request of a conversation from this one's answer (or says why there is none). `again` counts
+    the answers that were discarded before: each time the seed is another one.
+    """
 
     sample_id: str
     digest: str
     prompt_ids: Sequence[int]
+    then: Callable[[GenerationRecord], Request | str | None] | None = None
+    again: int = 0
 
 
 @dataclass
@@ -127,20 +133,25 @@ class Client:
         finished: asyncio.Queue[GenerationRecord],
         progress: Progress,
     ) -> None:
-        for request in requests:
+        for first in requests:
+            request: Request | str | None = first
+            while isinstance(request, Request) and not self._stopping:
+                progress.in_flight += 1
+                try:
+                    record = await self._answer(session, request, progress)
+                    await finished.put(record)
+                finally:
+                    progress.in_flight -= 1
+                request = request.then(record) if request.then and record.outcome == "answered" else None
             if self._stopping:
                 return
-            progress.in_flight += 1
-            try:
-                await finished.put(await self._answer(session, request, progress))
-            finally:
-                progress.in_flight -= 1
 
     async def _answer(
         self, session: aiohttp.ClientSession, request: Request, progress: Progress
     ) -> GenerationRecord:
         """One request until it is answered, left out or given up; raises EngineError where all must stop."""
-        body = orjson.dumps(self._engine.payload(request.prompt_ids, self._sampling, self._model))
+        sampling = self._sampling.model_copy(update={"seed": self._sampling.seed + request.again})
+        body = orjson.dumps(self._engine.payload(request.prompt_ids, sampling, self._model))
         started, attempts, cause = time.monotonic(), 0, ""
         while attempts < ATTEMPTS:
             attempts += 1

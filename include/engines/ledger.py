@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -38,6 +39,7 @@ class Ledger:
         self.damaged_lines = 0
         self._places: dict[tuple[str, str], _Place] = {}
         self._samples: set[str] = set()
+        self._discards: Counter[tuple[str, str]] = Counter()
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -57,9 +59,27 @@ class Ledger:
         os.close(self._fd)
 
     def settled(self, sample_id: str, request: str) -> bool:
-        """Whether this very request was answered or left out for good; a failed one is asked again."""
+        """Whether this very request was answered or left out for good; a failed or discarded one is asked again."""
         place = self._places.get((sample_id, request))
-        return place is not None and place.outcome != "failed"
+        return place is not None and place.outcome not in ("failed", "discarded")
+
+    def discards(self, sample_id: str, request: str) -> int:
+        """How many answers to this very request were discarded."""
+        return self._discards[sample_id, request]
+
+    def discard(self, is_malformed: Callable[[str], bool], reason: str, at: str) -> int:
+        """Discards the answers of the samples that `is_malformed` names, so that they are asked for again; how many.
+
+        Nothing is erased: an entry says from now on that the answer before it doesn't count.
+        """
+        keys = [key for key, place in self._places.items() if place.outcome == "answered"]
+        records = [self.record(*key) for key in keys if is_malformed(key[0])]
+        self.append(
+            replace(record, outcome="discarded", reason=reason, output_ids=[], text=None, at=at)
+            for record in records
+            if record is not None
+        )
+        return len(records)
 
     def append(self, records: Iterable[GenerationRecord]) -> None:
         """Writes the records and returns when they are on the disk."""
@@ -92,6 +112,7 @@ class Ledger:
     def _index(self, sample_id: str, request: str, place: _Place) -> None:
         self._places[sample_id, request] = place
         self._samples.add(sample_id)
+        self._discards[sample_id, request] += place.outcome == "discarded"
 
     def _lock(self) -> None:
         try:

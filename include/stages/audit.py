@@ -2,84 +2,60 @@
 
 from __future__ import annotations
 
-import logging
+import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
+
+import numpy as np
 
 from include.core.errors import AuditFailure
 from include.core.files import file_digest, read_json, write_json
-from include.core.parquet import Row, count_rows, read_metadata, read_rows
+from include.core.parquet import read_metadata, read_rows
 from include.core.paths import Shard
 from include.core.records import TokenSample
 from include.core.schema import PROMPTS, SAMPLES
+from include.engines.ledger import Ledger
+from include.stages import audit_report
 from include.stages.report import section
+from include.stages.turns import Walked, answered, planned_turns
 from include.stages.work import Report, Work
-from include.tokens.audit import RULES, Facts, Fault, Severity
-from include.tokens.target import Target
-
-log = logging.getLogger(__name__)
-
-_NAMED = 5
-_AROUND = 12
+from include.tokens.audit import Audit
+from include.tokens.rules import Facts
+from include.tokens.samples import Turn, samples_of
 
 SHARD_RULES = {
     "S01": "sample ids are unique and sorted",
-    "S02": "each sample's prompt is the one that was rendered for it",
-    "S03": "the books balance: rendered = samples + left out, by reason",
+    "S02": "each sample is what was rendered and, where the engine gave ids, what it wrote",
+    "S03": "the books balance: answers asked for = answers in samples + left out, by reason",
     "S04": "no more is left out than the dataset's limit",
-    "S05": "tokenizer, template and spec are the ones the prompts were rendered with",
-    "S06": "the shard has samples",
+    "S05": "tokenizer, template, special tokens and spec are the ones the prompts were rendered with",
+    "S06": "the file has samples",
+    "S07": "on average a provider counts as many tokens as there are",
+    "S08": "seq_len is the number of ids",
 }
-
-
-@dataclass
-class Finding:
-    """One broken rule: how often, the first samples, and the first place in full."""
-
-    code: str
-    sentence: str
-    severity: Severity
-    count: int = 0
-    sample_ids: list[str] = field(default_factory=list)
-    first: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, sample_id: str, what: str, around: str = "", position: int | None = None) -> None:
-        """Counts a fault; the first is kept with its surroundings, the first five are named."""
-        self.count += 1
-        if len(self.sample_ids) < _NAMED and sample_id:
-            self.sample_ids.append(sample_id)
-        if not self.first:
-            self.first = {"sample_id": sample_id, "what": what, "position": position, "text": around}
+_MEAN = 0.5
 
 
 def run(work: Work) -> Report:
-    """Writes audit.json; raises AuditFailure with rules and samples where an error was found."""
-    shard = work.shard
-    facts = Facts(work.target, work.target.generation_prompt(), work.spec.limits.max_seq_len)
-    findings: dict[str, Finding] = {}
-    samples = 0
-    for sample in _samples(shard):
-        samples += 1
-        for rule in RULES:
-            if fault := rule.check(sample, facts):
-                finding = findings.setdefault(rule.code, Finding(rule.code, rule.sentence, rule.severity))
-                finding.add(sample.sample_id, fault.what, _around(sample, fault, work.target), fault.position)
-    for code, sample_id, what in (*_identity(shard), *_books(work, samples), *_same_target(work)):
-        findings.setdefault(code, Finding(code, SHARD_RULES[code], "error")).add(sample_id, what)
-    errors = [f for f in findings.values() if f.severity == "error"]
-    report = {
-        "verdict": "fail" if errors else "pass",
-        "samples": samples,
-        "tokens_digest": file_digest(shard.tokens),
-        "rules": [asdict(rule) for rule in _table(findings)],
-    }
+    """Writes audit.json and audit.html; raises AuditFailure with rules and samples where an error was found."""
+    shard, limits = work.shard, work.spec.limits
+    facts = Facts(work.target, limits.max_seq_len, work.spec.prompts.tools, limits.max_count_delta)
+    audit = Audit(facts)
+    _compare(audit, shard.tokens, _expected(work))
+    _books(work, audit)
+    _same_target(work, audit)
+    report = audit.report() | {"tokens_digest": file_digest(shard.tokens)}
     write_json(shard.audit, report)
-    _say(findings)
-    if errors:
-        raise AuditFailure(_sentence(shard, errors), do=f"Nothing downstream runs. See {shard.audit}.")
-    broken = {f.code: f.count for f in findings.values()}
-    return {"verdict": "pass", "samples": samples, "warnings": broken, "file": str(shard.audit)}
+    audit_report.write_page(shard.audit_page, shard.label, report)
+    audit_report.say(audit)
+    if audit.errors:
+        raise AuditFailure(
+            audit_report.sentence(shard.label, audit),
+            do=f"Nothing downstream runs. See {shard.audit_page}; `regenerate` asks again for just these samples.",
+        )
+    warnings = {f.code: f.count for f in audit.findings.values() if f.count}
+    keep = ("verdict", "samples", "exact_round_trip_share", "captures")
+    return {key: report[key] for key in keep} | {"warnings": warnings, "file": str(shard.audit)}
 
 
 def passed(shard: Shard) -> tuple[bool, str]:
@@ -89,101 +65,101 @@ def passed(shard: Shard) -> tuple[bool, str]:
     return same and report.get("verdict") == "pass", file_digest(shard.audit)
 
 
-def _samples(shard: Shard) -> Iterator[TokenSample]:
-    for row in read_rows(shard.tokens, SAMPLES):
-        row.pop("seq_len")
-        yield TokenSample(**row)
-
-
-def _identity(shard: Shard) -> Iterator[tuple[str, str, str]]:
-    """S01 and S02: both files are sorted by sample id, so one pass over the two compares them."""
-    prompts = iter(read_rows(shard.prompts, PROMPTS))
-    prompt: Row | None = next(prompts, None)
+def watched(audit: Audit, path: Path) -> Iterator[TokenSample]:
+    """The file's samples, each held against the rules; S01 and S08 along with them."""
+    order, lengths = audit.rule("S01", SHARD_RULES["S01"]), audit.rule("S08", SHARD_RULES["S08"])
     last = ""
-    for row in read_rows(shard.tokens, SAMPLES):
-        sample_id = row["sample_id"]
-        if sample_id <= last:
-            yield "S01", sample_id, f"stands after {last}"
-        last = max(last, sample_id)
-        while prompt is not None and prompt["sample_id"] < sample_id:
-            prompt = next(prompts, None)
-        if prompt is None or prompt["sample_id"] != sample_id:
-            yield "S02", sample_id, "no such prompt was rendered"
-        elif row["input_ids"][: row["prompt_len"]] != prompt["prompt_ids"]:
-            yield "S02", sample_id, "its first prompt_len ids aren't the rendered prompt"
-        if row["seq_len"] != len(row["input_ids"]):
-            yield "S02", sample_id, f"seq_len {row['seq_len']}, {len(row['input_ids'])} ids"
+
+    def samples() -> Iterator[TokenSample]:
+        for row in read_rows(path, SAMPLES):
+            if row.pop("seq_len") != len(row["input_ids"]):
+                lengths.add(row["sample_id"], f"{len(row['input_ids'])} ids")
+            yield TokenSample(**row)
+
+    for sample in audit.watch(samples()):
+        if sample.sample_id <= last:
+            order.add(sample.sample_id, f"stands after {last}")
+        last = max(last, sample.sample_id)
+        yield sample
 
 
-def _books(work: Work, samples: int) -> Iterator[tuple[str, str, str]]:
-    """S03, S04 and S06."""
-    rendered = count_rows(work.shard.prompts)
-    left_out: dict[str, int] = (section(work.shard, "reconstruct") or {}).get("left_out", {})
-    out = sum(left_out.values())
-    if rendered != samples + out:
-        yield "S03", "", f"{rendered} rendered, {samples} samples + {out} left out ({left_out})"
-    limit = work.spec.limits.max_left_out_share
-    if rendered and out / rendered > limit:
-        yield "S04", "", f"{out} of {rendered} left out ({left_out}), limit {limit:.0%}"
-    if not samples:
-        yield "S06", "", "it has none"
+def _compare(audit: Audit, path: Path, expected: Iterator[TokenSample]) -> None:
+    """S02: both sides are sorted by sample id, so one pass compares them."""
+    identity = audit.rule("S02", SHARD_RULES["S02"])
+    wanted = next(expected, None)
+    for sample in watched(audit, path):
+        while wanted is not None and wanted.sample_id < sample.sample_id:
+            wanted = next(expected, None)
+        if wanted is None or wanted.sample_id != sample.sample_id:
+            identity.add(sample.sample_id, "no such prompt was rendered")
+        elif why := _differs(sample, wanted):
+            identity.add(sample.sample_id, why)
 
 
-def _same_target(work: Work) -> Iterator[tuple[str, str, str]]:
-    metadata = read_metadata(work.shard.tokens)
-    now = {
-        "tokenizer_digest": work.target.tokenizer_digest,
-        "template_digest": work.target.template_digest,
-        "spec_digest": work.spec.digest,
-        "prompts_digest": file_digest(work.shard.prompts),
-    }
-    for key, value in now.items():
-        if metadata.get(key) != value:
-            yield "S05", "", f"{key} was {metadata.get(key, 'missing')[:12]}, is {value[:12]}"
+def _expected(work: Work) -> Iterator[TokenSample]:
+    """What prompts and ledger say the samples are; of an answer that came as text, only the prompt."""
+    with Ledger(work.shard.ledger) as ledger:
+        for walked in answered(work, ledger):
+            yield from samples_of([_turn(walked, at) for at in range(len(walked.turns))])
 
 
-def _table(findings: dict[str, Finding]) -> Iterator[Finding]:
-    """Every rule, kept or broken, in the order of the codes."""
-    for rule in RULES:
-        yield findings.get(rule.code, Finding(rule.code, rule.sentence, rule.severity))
-    for code, sentence in SHARD_RULES.items():
-        yield findings.get(code, Finding(code, sentence, "error"))
+def _turn(walked: Walked, at: int) -> Turn:
+    asked = walked.turns[at]
+    ids = np.asarray(asked.record.output_ids, np.int32)
+    return Turn(asked.request.sample_id, asked.prompt_ids, ids, "direct", 0, True, "", "", "", "", "")
 
 
-def _around(sample: TokenSample, fault: Fault, target: Target) -> str:
-    """The decoded text around the place, control tokens visible, the token itself in ⟦ ⟧."""
-    if fault.position is None or not 0 <= fault.position < len(sample.input_ids):
+def _differs(sample: TokenSample, wanted: TokenSample) -> str:
+    prompt = wanted.input_ids[: wanted.prompt_len]
+    if sample.prompt_len != wanted.prompt_len or not np.array_equal(
+        sample.input_ids[: wanted.prompt_len], prompt
+    ):
+        return "its first prompt_len ids aren't the rendered prompt"
+    if sample.capture != "direct":
         return ""
-    at = fault.position
-
-    def text(ids: Any) -> str:
-        return target.decode([i for i in ids if 0 <= i < target.vocab_size])
-
-    before = text(sample.input_ids[max(0, at - _AROUND) : at])
-    after = text(sample.input_ids[at + 1 : at + 1 + _AROUND])
-    return f"…{before}⟦{text([sample.input_ids[at]])}⟧{after}…"
+    if not np.array_equal(sample.input_ids, wanted.input_ids):
+        return "its ids aren't the ones that the engine wrote"
+    return "" if np.array_equal(sample.loss_mask, wanted.loss_mask) else "its mask isn't over the answers"
 
 
-def _say(findings: dict[str, Finding]) -> None:
-    for finding in _table(findings):
-        level = logging.INFO if not finding.count else getattr(logging, finding.severity.upper())
-        names = f"  {', '.join(finding.sample_ids)}" if finding.sample_ids else ""
-        log.log(level, "%s  %-70s %6d%s", finding.code, finding.sentence, finding.count, names)
-    for finding in findings.values():
-        first = finding.first
-        log.info("%s, first: %s %s %s", finding.code, first["sample_id"], first["what"], first["text"])
+def _books(work: Work, audit: Audit) -> None:
+    """S03, S04, S06 and S07."""
+    asked = sum(planned_turns(row) for row in read_rows(work.shard.prompts, PROMPTS))
+    left_out: dict[str, int] = (section(work.shard, "reconstruct") or {}).get("left_out", {})
+    out, kept = sum(left_out.values()), audit.statistics.answers
+    books = audit.rule("S03", SHARD_RULES["S03"])
+    if asked != kept + out:
+        books.add("", f"{asked} asked for, {kept} in samples + {out} left out ({left_out})")
+    limit, share = work.spec.limits.max_left_out_share, audit.rule("S04", SHARD_RULES["S04"])
+    if asked and out / asked > limit:
+        share.add("", f"{out} of {asked} left out ({left_out}), limit {limit:.0%}")
+    whole_file(audit)
 
 
-def _sentence(shard: Shard, errors: list[Finding]) -> str:
-    parts = []
-    for finding in errors:
-        names = (
-            f" ({', '.join(finding.sample_ids)}{', …' if finding.count > _NAMED else ''})"
-            if finding.sample_ids
-            else ""
-        )
-        parts.append(
-            f"{finding.code} not so that {finding.sentence}: {finding.count} time(s){names}, "
-            f"first {finding.first['what']}"
-        )
-    return f"{shard.label} fails its audit: {'; '.join(parts)}."
+def whole_file(audit: Audit) -> None:
+    """The rules about a file as a whole: S06 and S07."""
+    has_samples, mean = audit.rule("S06", SHARD_RULES["S06"]), audit.rule("S07", SHARD_RULES["S07"])
+    if not audit.statistics.samples:
+        has_samples.add("", "it has none")
+    for provider, counted in audit.statistics.counted.items():
+        off = audit.statistics.count_delta_sum[provider] / counted
+        if abs(off) > _MEAN:
+            mean.add("", f"{provider} counts {off:+.2f} tokens against ours on average")
+
+
+def _same_target(work: Work, audit: Audit) -> None:
+    now = {"spec_digest": work.spec.digest, "prompts_digest": file_digest(work.shard.prompts)}
+    compare_metadata(audit, read_metadata(work.shard.tokens), now)
+
+
+def compare_metadata(audit: Audit, metadata: dict[str, str], now: dict[str, str]) -> None:
+    """S05: what the file says of its target is what the target is now."""
+    rule = audit.rule("S05", SHARD_RULES["S05"])
+    target = audit.facts.target.metadata()
+    digests = {key: str(target[key]) for key in ("tokenizer_digest", "template_digest")}
+    for key, value in (digests | now).items():
+        if metadata.get(key) != value:
+            rule.add("", f"{key} was {metadata.get(key, 'missing')[:12]}, is {value[:12]}")
+    said = json.loads(metadata.get("special_tokens", "{}"))
+    if said != target["special_tokens"]:
+        rule.add("", f"special tokens were {said}, are {target['special_tokens']}")

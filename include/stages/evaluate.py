@@ -8,8 +8,8 @@ import posixpath
 from include.core.errors import RemoteError, SpecError
 from include.core.files import value_digest
 from include.remote.files import send_bytes
+from include.stages import render
 from include.stages.gpu_host import GpuHost
-from include.stages.render import conversations, held_out, render_one
 from include.stages.report import section
 from include.stages.work import Report, Work
 
@@ -45,19 +45,11 @@ def run(work: Work) -> Report:
 
 
 def held_out_prompts(work: Work) -> str:
-    """The first held-out rows of the source, rendered, as JSONL; never trained on, whatever the shard."""
-    lines: list[str] = []
-    for conversation in conversations(work.spec, 0, None):
-        if len(lines) == work.spec.evaluate.prompts:
-            break
-        if held_out(work.spec, conversation):
-            _, prompt = render_one(work.target, work.spec, conversation)
-            if prompt:
-                lines.append(
-                    json.dumps({"sample_id": prompt.sample_id, "prompt_ids": list(prompt.prompt_ids)})
-                )
-    if not lines:
+    """The first held-out prompts of the source as JSONL; never trained on, whatever the shard."""
+    prompts = render.held_out_prompts(work.target, work.spec, work.spec.evaluate.prompts)
+    if not prompts:
         raise SpecError(
             f"{work.spec.name} holds no prompts out.", do="Raise `held_out_share` in the dataset's YAML."
         )
-    return "\n".join(lines) + "\n"
+    lines = [{"sample_id": p.sample_id, "prompt_ids": p.prompt_ids.tolist()} for p in prompts]
+    return "".join(json.dumps(line) + "\n" for line in lines)

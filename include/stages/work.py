@@ -9,7 +9,8 @@ from typing import Any
 
 from include.core.connections import ConnectionLookup
 from include.core.paths import Shard
-from include.core.spec import DatasetSpec, TargetProfile, target_named
+from include.core.profile import TargetProfile, target_named
+from include.core.spec import DatasetSpec
 from include.tokens.target import Target, load_target
 
 Report = dict[str, Any]
@@ -17,11 +18,15 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True)
 class Work:
-    """One shard to work on. `limit` takes only the shard's first prompts; the shard then stays open."""
+    """One shard to work on. `limit` takes only the shard's first prompts; the shard then stays open.
+
+    `regenerate` asks again for what the last audit found malformed.
+    """
 
     shard: Shard
     connections: ConnectionLookup
     limit: int | None = None
+    regenerate: bool = False
     started: float = field(default_factory=time.monotonic)
 
     @property

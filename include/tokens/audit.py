@@ -1,130 +1,154 @@
-"""The audit's table of rules: pure functions that say where a sample is malformed."""
+"""Holds samples against the table of rules, in batches, and keeps what was found: counts, first places, statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
+import numpy as np
+
+from include.core.batched import batched
 from include.core.records import TokenSample
-from include.tokens.target import Target
+from include.tokens.rules import RULES, Case, Facts, Fault, Severity, answers_of
+from include.tokens.samples import recoded
 
-Severity = Literal["error", "warning"]
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What every sample of a shard is held against."""
-
-    target: Target
-    generation_suffix: Sequence[int]
-    max_seq_len: int
+NAMED = 5
+_AROUND = 12
+_BATCH = 256
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with a sample and at which position of input_ids (None: nowhere in particular)."""
-
-    what: str
-    position: int | None = None
-
-
-Check = Callable[[TokenSample, Facts], Fault | None]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule: a code that stays the same for ever, a sentence that holds for a good sample, and its check."""
+@dataclass
+class Finding:
+    """One rule: how often it is broken, the first samples, and the first place in full."""
 
     code: str
     sentence: str
     severity: Severity
-    check: Check
+    count: int = 0
+    sample_ids: list[str] = field(default_factory=list)
+    first: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, sample_id: str, what: str, around: str = "", position: int | None = None) -> None:
+        """Counts a fault; the first is kept with its surroundings, the first five are named."""
+        self.count += 1
+        if len(self.sample_ids) < NAMED and sample_id:
+            self.sample_ids.append(sample_id)
+        if not self.first:
+            self.first = {"sample_id": sample_id, "what": what, "position": position, "text": around}
 
 
-def _lengths(s: TokenSample, _: Facts) -> Fault | None:
-    if len(s.input_ids) != len(s.loss_mask):
-        return Fault(f"{len(s.input_ids)} ids, {len(s.loss_mask)} mask entries")
-    if not 0 < s.prompt_len < len(s.input_ids):
-        return Fault(f"prompt_len {s.prompt_len} of {len(s.input_ids)} ids: prompt or answer is empty")
-    return None
+@dataclass
+class Statistics:
+    """What the samples are like, broken or not."""
+
+    samples: int = 0
+    tokens: int = 0
+    supervised_tokens: int = 0
+    answers: int = 0
+    exact_round_trips: int = 0
+    captures: Counter[str] = field(default_factory=Counter)
+    count_delta_sum: Counter[str] = field(default_factory=Counter)
+    counted: Counter[str] = field(default_factory=Counter)
+    usual_starts: Counter[str] = field(default_factory=Counter)
+    by_provider: Counter[str] = field(default_factory=Counter)
+
+    def add(self, case: Case) -> None:
+        """Counts a sample."""
+        s = case.sample
+        self.samples += 1
+        self.tokens += len(s.input_ids)
+        self.supervised_tokens += int(np.count_nonzero(s.loss_mask))
+        self.answers += len(case.answers)
+        self.exact_round_trips += bool(s.round_trip_exact)
+        self.captures[s.capture] += 1
+        self.by_provider[s.provider] += 1
+        if s.count_delta is not None:
+            self.counted[s.provider] += 1
+            self.count_delta_sum[s.provider] += s.count_delta
+        start = case.answers[0][0]
+        usual = case.facts.target.profile.usual_start
+        if usual and case.facts.target.decode(case.known_ids[start : start + 1]).startswith(usual):
+            self.usual_starts[s.provider] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """For audit.json: sums, and shares per provider."""
+        providers = {
+            name: {
+                "samples": n,
+                "count_delta_mean": round(self.count_delta_sum[name] / self.counted[name], 4)
+                if self.counted[name]
+                else None,
+                "usual_start_share": round(self.usual_starts[name] / n, 4),
+            }
+            for name, n in sorted(self.by_provider.items())
+        }
+        return {
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "supervised_tokens": self.supervised_tokens,
+            "answers": self.answers,
+            "exact_round_trip_share": round(self.exact_round_trips / max(self.samples, 1), 4),
+            "captures": dict(self.captures),
+            "providers": providers,
+        }
 
 
-def _ids_in_range(s: TokenSample, facts: Facts) -> Fault | None:
-    size = facts.target.vocab_size
-    at = next((i for i, id_ in enumerate(s.input_ids) if not 0 <= id_ < size), None)
-    return None if at is None else Fault(f"id {s.input_ids[at]}, vocabulary {size}", at)
+class Audit:
+    """The findings of one file. `malformed` are the ids of all samples that break a rule of severity error."""
 
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.findings = {r.code: Finding(r.code, r.sentence, r.severity) for r in RULES}
+        self.statistics = Statistics()
+        self.malformed: list[str] = []
 
-def _ends_with_end_of_turn(s: TokenSample, facts: Facts) -> Fault | None:
-    if not s.input_ids or s.input_ids[-1] != facts.target.end_of_turn:
-        last = s.input_ids[-1] if s.input_ids else "nothing"
-        return Fault(f"last id {last}, end of turn is {facts.target.end_of_turn}", len(s.input_ids) - 1)
-    return None
+    def watch(self, samples: Iterable[TokenSample]) -> Iterator[TokenSample]:
+        """Hands the samples on after holding each against the rules; memory holds one batch."""
+        for batch in batched(samples, _BATCH):
+            self._check(batch)
+            yield from batch
 
+    def rule(self, code: str, sentence: str) -> Finding:
+        """The finding of a rule about the whole file."""
+        return self.findings.setdefault(code, Finding(code, sentence, "error"))
 
-def _no_control_token_in_answer(s: TokenSample, facts: Facts) -> Fault | None:
-    control = set(facts.target.control_tokens.values())
-    for at in range(s.prompt_len, len(s.input_ids) - 1):
-        if s.input_ids[at] in control:
-            return Fault(f"control token {facts.target.decode([s.input_ids[at]])} inside the answer", at)
-    return None
+    @property
+    def errors(self) -> list[Finding]:
+        """The broken rules that fail the run."""
+        return [f for f in self.findings.values() if f.count and f.severity == "error"]
 
+    def report(self) -> dict[str, Any]:
+        """For audit.json: the verdict, every rule kept or broken, the malformed samples, the statistics."""
+        return {
+            "verdict": "fail" if self.errors else "pass",
+            **self.statistics.as_dict(),
+            "rules": [asdict(self.findings[code]) for code in sorted(self.findings)],
+            "malformed": self.malformed,
+        }
 
-def _prompt_ends_as_template(s: TokenSample, facts: Facts) -> Fault | None:
-    suffix = list(facts.generation_suffix)
-    if list(s.input_ids[: s.prompt_len][-len(suffix) :]) != suffix:
-        return Fault("the prompt doesn't end with the template's generation prompt", s.prompt_len - 1)
-    return None
+    def _check(self, batch: Sequence[TokenSample]) -> None:
+        spans = [answers_of(sample) for sample in batch]
+        parts = [s.input_ids[a:b] for s, runs in zip(batch, spans, strict=True) for a, b in runs]
+        again = iter(recoded(parts, self.facts.target))
+        for sample, runs in zip(batch, spans, strict=True):
+            case = Case(sample, self.facts, [next(again) for _ in runs])
+            self.statistics.add(case)
+            broken = False
+            for rule in RULES:
+                if fault := rule.check(case):
+                    broken |= rule.severity == "error"
+                    around = self._around(sample, fault)
+                    self.findings[rule.code].add(sample.sample_id, fault.what, around, fault.position)
+            if broken:
+                self.malformed.append(sample.sample_id)
 
-
-def _mask_covers_answer(s: TokenSample, _: Facts) -> Fault | None:
-    for at, value in enumerate(s.loss_mask):
-        if value != (at >= s.prompt_len):
-            side = "answer" if at >= s.prompt_len else "prompt"
-            return Fault(f"mask {value} in the {side}", at)
-    return None
-
-
-def _finished(s: TokenSample, _: Facts) -> Fault | None:
-    return None if s.finish_reason == "stop" else Fault(f"finish_reason {s.finish_reason}")
-
-
-def _within_length(s: TokenSample, facts: Facts) -> Fault | None:
-    too_long = len(s.input_ids) > facts.max_seq_len
-    return (
-        Fault(f"{len(s.input_ids)} ids, limit {facts.max_seq_len}", facts.max_seq_len) if too_long else None
-    )
-
-
-def _count_agrees(s: TokenSample, _: Facts) -> Fault | None:
-    if s.count_delta is None or s.count_delta == 0:
-        return None
-    return Fault(f"the engine counted {s.count_delta:+d} tokens against ours")
-
-
-def _round_trip(s: TokenSample, _: Facts) -> Fault | None:
-    return None if s.round_trip_exact else Fault("decoded and encoded again, the answer gives other ids")
-
-
-def _no_replacement_character(s: TokenSample, facts: Facts) -> Fault | None:
-    answer = [i for i in s.input_ids[s.prompt_len :] if 0 <= i < facts.target.vocab_size]
-    return (
-        Fault("the answer holds bytes that are no UTF-8") if "\ufffd" in facts.target.decode(answer) else None
-    )
-
-
-RULES: tuple[Rule, ...] = (
-    Rule("A01", "ids and mask are equally long; prompt and answer aren't empty", "error", _lengths),
-    Rule("A02", "every id is in the target's vocabulary", "error", _ids_in_range),
-    Rule("A03", "the answer ends with the target's end of turn", "error", _ends_with_end_of_turn),
-    Rule("A04", "no control token stands inside the answer", "error", _no_control_token_in_answer),
-    Rule("A05", "the prompt ends with the template's generation prompt", "error", _prompt_ends_as_template),
-    Rule("A06", "the mask covers the answer and nothing else", "error", _mask_covers_answer),
-    Rule("A07", "the target finished by itself", "error", _finished),
-    Rule("A08", "the sample is within the length limit", "error", _within_length),
-    Rule("A09", "the engine counted as many tokens as there are", "error", _count_agrees),
-    # direct capture keeps the target's own ids whatever they are, so these two only tell
-    Rule("A10", "decoding and encoding gives the same ids", "warning", _round_trip),
-    Rule("A11", "the answer is valid UTF-8", "warning", _no_replacement_character),
-)
+    def _around(self, sample: TokenSample, fault: Fault) -> str:
+        """The decoded text around the place, control tokens visible, the token itself in ⟦ ⟧."""
+        at, ids = fault.position, sample.input_ids
+        if at is None or not 0 <= at < len(ids):
+            return ""
+        decode = self.facts.target.decode
+        before, after = ids[max(0, at - _AROUND) : at], ids[at + 1 : at + 1 + _AROUND]
+        return f"…{decode(before)}⟦{decode(ids[at : at + 1])}⟧{decode(after)}…"

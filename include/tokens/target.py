@@ -1,133 +1,345 @@
-"""A target's tokenizer with its special tokens by role: the only place where text becomes ids and back."""
+"""A target: tokenizer, chat template and the roles of its special tokens, proven on each other when it is loaded."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from include.core.errors import TargetError
-from include.core.files import file_digest
-from include.core.records import Message
-from include.core.spec import TargetProfile
+from include.core.profile import TargetProfile
+from include.core.records import Conversation, Ids, Message, ToolCall
+from include.tokens.encoders import from_tiktoken_model, from_tokenizer_json
+from include.tokens.template import ChatTemplate, NotRendered, load_template, shipped_template
+from include.tokens.tokenizer import Tokenizer
 
-_TOKENIZER_FILES = ("tokenizer.json", "tiktoken.model", "tokenizer.model")
+log = logging.getLogger(__name__)
+
+# none: the target has no thoughts. in_prompt: the thinking-open token ends the prompt. generated: the target writes it
+# itself. off: thoughts are closed in the prompt.
+Thinking = Literal["none", "in_prompt", "generated", "off"]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What stands between the last message's text and an answer, from the first control token on."""
+
+    ids: Ids
+    thinking: Thinking
+
+    def ends(self, ids: Ids) -> bool:
+        """Whether `ids` end with this opening."""
+        return len(ids) >= len(self.ids) and bool(np.array_equal(ids[len(ids) - len(self.ids) :], self.ids))
 
 
 @dataclass(frozen=True)
 class Target:
-    """A loaded tokenizer. Ids are int, texts are str; nothing is added, stripped or normalised by it."""
+    """A loaded target. Ids are int32 arrays, texts are str; nothing is added, stripped or normalised by it."""
 
     profile: TargetProfile
-    special_ids: dict[str, int]
-    control_tokens: dict[str, int]
-    vocab_size: int
-    tokenizer_digest: str
-    template_digest: str
-    _tokenizer: Any
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    special_ids: Mapping[str, int]
 
     @property
     def end_of_turn(self) -> int:
         """The id with which the model ends an answer."""
         return self.special_ids["end_of_turn"]
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        """The ids that the target reads: its own chat template with the generation prompt."""
-        return self.encode(self.template(messages), control_tokens=True)
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id."""
+        return self.tokenizer.size
 
-    def template(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
-        """The rendered text, before it is encoded."""
-        plain = [{"role": m.role, "content": m.content} for m in messages]
-        text: str = self._tokenizer.apply_chat_template(
-            plain, tokenize=False, add_generation_prompt=generation_prompt
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """Every token that isn't text: name → id."""
+        return self.tokenizer.control_tokens
+
+    def encode(self, text: str) -> Ids:
+        """Text as characters → ids."""
+        return self.tokenizer.encode([text])[0]
+
+    def decode(self, ids: Sequence[int] | Ids) -> str:
+        """Ids → text, control tokens visible."""
+        return self.tokenizer.decode(ids)
+
+    def render(
+        self, conversations: Sequence[Conversation], *, thinking: bool = True, escape: bool = False
+    ) -> list[Ids]:
+        """The ids that the target reads for each conversation: its own template with the generation prompt.
+
+        `escape` keeps control tokens that the texts spell from being read as such. NotRendered where the template
+        refuses one.
+        """
+        marks = [escape_mark(c) if escape else "" for c in conversations]
+        texts = [
+            self.template.text(
+                self._prepared(conversation, mark).messages,
+                conversation.tools,
+                thinking=thinking if conversation.thinking is None else conversation.thinking,
+            )
+            for conversation, mark in zip(conversations, marks, strict=True)
+        ]
+        if not any(marks):
+            return self.tokenizer.encode_marked(texts)
+        return [
+            self.tokenizer.encode_marked([text], dropped=mark)[0]
+            for text, mark in zip(texts, marks, strict=True)
+        ]
+
+    def _prepared(self, conversation: Conversation, mark: str) -> Conversation:
+        """Thoughts taken out of the answers' text, calls named as the target names them, control text marked."""
+        messages = tuple(self._split_thoughts(m) for m in conversation.messages)
+        if self.profile.tool_calls and self.profile.tool_calls.id:
+            messages = with_own_call_ids(messages, self.profile.tool_calls.id)
+        if mark:
+            messages = tuple(
+                replace(
+                    m,
+                    content=self.tokenizer.escaped(m.content, mark),
+                    reasoning=self.tokenizer.escaped(m.reasoning, mark),
+                )
+                for m in messages
+            )
+        return replace(conversation, messages=messages)
+
+    def _split_thoughts(self, message: Message) -> Message:
+        """`<think>…</think>answer` as content, as many datasets have it, is reasoning and answer."""
+        opening = self.profile.special_tokens.get("thinking_open", "<think>")
+        closing = self.profile.special_tokens.get("thinking_close", "</think>")
+        content = message.content.lstrip()
+        if message.role != "assistant" or message.reasoning or not content.startswith(opening):
+            return message
+        reasoning, found, answer = content.removeprefix(opening).partition(closing)
+        return (
+            replace(message, reasoning=reasoning.strip(), content=answer.lstrip("\n")) if found else message
         )
-        return text
 
-    def generation_prompt(self) -> list[int]:
-        """The ids that the template appends for the model to go on from, found by rendering with and without."""
-        probe = [Message("user", "x")]
-        without = self.template(probe, generation_prompt=False)
-        return self.encode(self.template(probe).removeprefix(without), control_tokens=True)
-
-    def encode(self, text: str, *, control_tokens: bool = False) -> list[int]:
-        """Text → ids. Control tokens written in the text count as such only where `control_tokens` says so."""
-        ids: list[int] = self._tokenizer.encode(
-            text, add_special_tokens=False, split_special_tokens=not control_tokens
+    def forged_control_token(self, conversation: Conversation) -> str | None:
+        """A control token that stands as text where the template would make it real."""
+        messages = (self._split_thoughts(m) for m in conversation.messages)
+        texts = (text for message in messages for text in texts_of(message))
+        found = (
+            self.tokenizer.control_token_in(text) for text in (*texts, *strings_in(list(conversation.tools)))
         )
-        return ids
+        return next((token for token in found if token), None)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Ids → text, control tokens shown, nothing cleaned up."""
-        text: str = self._tokenizer.decode(
-            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text
+    def openings(self, *, thinking: bool) -> tuple[Opening, ...]:
+        """How a prompt may end, after a user's message and after a tool's result: found by rendering."""
+        return self._openings[thinking]
 
-    def forged_control_token(self, messages: Sequence[Message]) -> str | None:
-        """A control token that stands as literal text in a message, where the template would make it real."""
-        for message in messages:
-            for token in self.control_tokens:
-                if token in message.content:
-                    return token
-        return None
+    def opening_of(self, prompt_ids: Ids) -> Opening | None:
+        """The longest opening that these ids end with."""
+        known = {o.ids.tobytes(): o for on in (True, False) for o in self._openings[on]}
+        ending = [opening for opening in known.values() if opening.ends(prompt_ids)]
+        return max(ending, key=lambda opening: len(opening.ids), default=None)
+
+    @cached_property
+    def _openings(self) -> dict[bool, tuple[Opening, ...]]:
+        return {on: tuple(self._find_openings(on)) for on in (True, False)}
+
+    def _find_openings(self, thinking: bool) -> Iterator[Opening]:
+        for probe in (_ASKED, _ASKED_AFTER_TOOL):
+            try:
+                text = self.template.text(probe, thinking=thinking)
+            except NotRendered:
+                if probe is _ASKED:
+                    raise
+                continue  # a target without tools
+            after = text.rpartition(_MARKER)[2]
+            control = self.tokenizer.control_token_in(after)
+            if control is None:
+                continue
+            ids = self.tokenizer.encode_marked([after[after.index(control) :]])[0]
+            yield Opening(ids, self._thinking_after(ids, asked=thinking))
+
+    def _thinking_after(self, opening: Ids, *, asked: bool) -> Thinking:
+        if not self.profile.thinks:
+            return "none"
+        if self.special_ids["thinking_close"] in opening:
+            return "off"
+        if self.special_ids.get("thinking_open") in opening:
+            return "in_prompt"
+        return "generated"
+
+    @cached_property
+    def declares_tools(self) -> bool:
+        """Whether the template shows declared tools to the target at all."""
+        return self.template.text(_ASKED, _PROBE_TOOLS) != self.template.text(_ASKED)
+
+    def metadata(self) -> dict[str, Any]:
+        """What every artefact says of its target."""
+        return {
+            "target": self.profile.name,
+            "tokenizer_digest": self.tokenizer.digest,
+            "template_digest": self.template.digest,
+            "vocab_size": self.vocab_size,
+            "special_tokens": dict(self.special_ids),
+            "control_tokens": dict(self.control_tokens),
+        }
+
+
+_MARKER = "Probe"
+_ASKED = (Message("user", _MARKER),)
+_ASKED_AFTER_TOOL = (
+    Message("user", "x"),
+    Message("assistant", "", tool_calls=(ToolCall("f:0", "f", "{}"),)),
+    Message("tool", _MARKER, tool_call_id="f:0", name="f"),
+)
+_PROBE_TOOLS = (
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "description": "d",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "a": {"type": "integer", "description": "e"},
+                    "b": {"enum": ["x", "y"], "type": "string", "default": "x"},
+                },
+                "required": ["a"],
+            },
+        },
+    },
+)
+_PROBES: tuple[tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]], ...] = (
+    (_ASKED, ()),
+    ((Message("system", "s"), *_ASKED), ()),
+    ((*_ASKED, Message("assistant", " a", reasoning=" r"), Message("user", "y")), ()),
+    (_ASKED, _PROBE_TOOLS),
+    (_ASKED_AFTER_TOOL, _PROBE_TOOLS),
+)
 
 
 def load_target(profile: TargetProfile, folder: Path) -> Target:
-    """Loads the tokenizer and the chat template from the model's own folder, and proves the profile on them."""
-    source = next((folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()), None)
-    if source is None:
+    """Loads tokenizer and template from the model's own folder; TargetError where they aren't what the profile says."""
+    tokenizer = _load_tokenizer(profile, folder)
+    template = load_template(profile, folder)
+    roles: dict[str, int] = {}
+    for role, text in profile.special_tokens.items():
+        if text not in tokenizer.control_tokens:
+            raise TargetError(
+                f"The {role} token {text!r} is {len(tokenizer.encode([text])[0])} ids for the tokenizer in {folder}, "
+                "not one.",
+                do="Fix `special_tokens` in the target's YAML, or use the tokenizer of that target.",
+            )
+        roles[role] = tokenizer.control_tokens[text]
+    target = Target(profile, tokenizer, template, roles)
+    if not target.openings(thinking=True):
         raise TargetError(
-            f"There is no tokenizer of {profile.model} in {folder}.",
-            do=f"Put the model's folder there ({' or '.join(_TOKENIZER_FILES)}, chat template), "
-            "or set EAGLE3_MODELS_DIR to the folder that holds it.",
+            f"The chat template in {folder} opens the answer with no control token.",
+            do="Use the folder of the instruct model, template included.",
         )
-    tokenizer = _load(folder)
-    template = tokenizer.chat_template
-    if not isinstance(template, str) or not template:
-        raise TargetError(
-            f"{folder} has no chat template.", do="Use the folder of the instruct model, template included."
-        )
-    control = {str(token): int(id_) for id_, token in _control_tokens(tokenizer).items()}
-    roles: dict[str, int] = {
-        role: _single_id(tokenizer, role, text, folder) for role, text in profile.special_tokens.items()
-    }
-    return Target(
-        profile=profile,
-        special_ids=roles,
-        control_tokens=control,
-        vocab_size=len(tokenizer),
-        tokenizer_digest=file_digest(source),
-        template_digest=hashlib.sha256(template.encode()).hexdigest(),
-        _tokenizer=tokenizer,
+    _compare_with_shipped(target, folder)
+    return target
+
+
+def _load_tokenizer(profile: TargetProfile, folder: Path) -> Tokenizer:
+    if (folder / "tokenizer.json").is_file():
+        return from_tokenizer_json(folder / "tokenizer.json")
+    if (folder / "tiktoken.model").is_file():
+        if profile.tiktoken is None:
+            raise TargetError(
+                f"{folder} has a tiktoken.model, and the profile {profile.name} doesn't say its pattern.",
+                do="Add `tiktoken` to the target's YAML (see kimi-k2.5.yaml).",
+            )
+        return from_tiktoken_model(folder / "tiktoken.model", profile.tiktoken)
+    raise TargetError(
+        f"There is no tokenizer of {profile.model} in {folder}.",
+        do="Put the model's folder there (tokenizer.json or tiktoken.model, chat template), "
+        "or set EAGLE3_MODELS_DIR to the folder that holds it.",
     )
 
 
-def _load(folder: Path) -> Any:
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it advises to install torch, not needed here
-    # imported here: it takes a second, and a Dag file must not pay for it
-    from transformers import AutoTokenizer
+def _compare_with_shipped(target: Target, folder: Path) -> None:
+    """A model's own template renders, always; where it differs from the one we know, the log says so."""
+    if not target.profile.template:
+        return
+    shipped = replace(target.template, source=shipped_template(target.profile))
+    if shipped.source == target.template.source:
+        return
+    for thinking in (True, False):
+        for messages, tools in _PROBES:
+            own, known = (
+                _rendered(template, messages, tools, thinking) for template in (target.template, shipped)
+            )
+            if own != known:
+                log.warning(
+                    "the chat template in %s differs from the one known for %s; the folder's own is used. "
+                    "First difference: %r, known %r",
+                    folder,
+                    target.profile.name,
+                    *_first_difference(own, known),
+                )
+                return
 
+
+def _rendered(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    thinking: bool,
+) -> str:
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:
-        raise TargetError(
-            f"The tokenizer in {folder} can't be loaded: {' '.join(str(error).split())[:300]}.",
-            do="Check that the folder is whole (compare it with the model's own).",
-        ) from error
+        return template.text(messages, tools, thinking=thinking)
+    except NotRendered as error:
+        return str(error)
 
 
-def _control_tokens(tokenizer: Any) -> dict[int, str]:
-    return {id_: token.content for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+def _first_difference(a: str, b: str) -> tuple[str, str]:
+    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    start = max(0, at - 20)
+    return a[start : at + 40], b[start : at + 40]
 
 
-def _single_id(tokenizer: Any, role: str, text: str, folder: Path) -> int:
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    if len(ids) != 1:
-        raise TargetError(
-            f"The {role} token {text!r} is {len(ids)} ids for the tokenizer in {folder}, not one.",
-            do="Fix `special_tokens` in the target's YAML, or use the tokenizer of that target.",
-        )
-    return int(ids[0])
+def texts_of(message: Message) -> Iterator[str]:
+    """Every text of a message."""
+    yield from (message.content, message.reasoning, message.tool_call_id, message.name)
+    for call in message.tool_calls:
+        yield from (call.id, call.name, call.arguments)
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """Every string of a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from strings_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from strings_in(item)
+
+
+def escape_mark(conversation: Conversation) -> str:
+    """A character that Unicode reserves for such use and that stands in none of the texts."""
+    texts = [text for message in conversation.messages for text in texts_of(message)]
+    for code in range(0xFDD0, 0xFDF0):
+        if not any(chr(code) in text for text in texts):
+            return chr(code)
+    raise NotRendered("A conversation holds all 32 noncharacters of Unicode.")
+
+
+def with_own_call_ids(messages: Sequence[Message], form: str) -> tuple[Message, ...]:
+    """Calls named in the target's form, numbered over the whole conversation, and the results along with them."""
+    renamed: dict[str, str] = {}
+    count = 0
+    out = []
+    for message in messages:
+        calls = []
+        for call in message.tool_calls:
+            own = form.format(name=call.name, index=count)
+            renamed[call.id] = own
+            calls.append(replace(call, id=own))
+            count += 1
+        result = renamed.get(message.tool_call_id, message.tool_call_id)
+        out.append(replace(message, tool_calls=tuple(calls), tool_call_id=result))
+    return tuple(out)

@@ -1,0 +1,234 @@
+"""The two encoders, and how a tokenizer.json or a tiktoken.model file becomes a Tokenizer.
+
+The reference of a tokenizer.json is Hugging Face's `tokenizers`. Where its rules are those of tiktoken (one pattern,
+merges in the order of the ids), tiktoken encodes: the same ids at several times the speed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiktoken
+import tokenizers
+
+from include.core.errors import TargetError
+from include.core.files import file_digest, storage_errors
+from include.core.profile import TiktokenFile
+from include.core.records import Ids
+from include.tokens.tokenizer import Tokenizer, in_threads
+
+# tiktoken's pattern engine overflows its stack on about a million blanks in a row
+_LONG = 100_000
+
+
+class HuggingFace:
+    """The reference: `tokenizers`, with its control tokens taken away."""
+
+    def __init__(self, file: Mapping[str, Any]) -> None:
+        plain = {**file, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+        self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(plain))
+
+    def __call__(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of each text; the library uses all cores by itself."""
+        for text in texts:
+            text.encode()  # a lone surrogate would end the process's thread instead of raising
+        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, np.int32) for one in found]
+
+
+class Tiktoken:
+    """tiktoken over the same ranks; texts it can't take go to the reference."""
+
+    def __init__(self, encoding: tiktoken.Encoding, normalise: Any, reference: HuggingFace) -> None:
+        self._encoding = encoding
+        self._normalise = normalise
+        self._reference = reference
+
+    def __call__(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of each text, on all cores."""
+        return in_threads(self._encode, texts)
+
+    def _encode(self, texts: Sequence[str]) -> list[Ids]:
+        return [self._one(text) for text in texts]
+
+    def _one(self, text: str) -> Ids:
+        if len(text) > _LONG:
+            return self._reference([text])[0]
+        if self._normalise and not text.isascii():
+            text = self._normalise.normalize_str(text)
+        return _numpy(self._encoding, text)
+
+
+class TiktokenModel:
+    """A model that ships tiktoken's ranks: its own tokenizer cuts long texts, and so does this."""
+
+    def __init__(self, encoding: tiktoken.Encoding, max_block: int, max_run: int) -> None:
+        self._encoding = encoding
+        self._max_block = max_block
+        self._max_run = max_run
+
+    def __call__(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of each text, on all cores."""
+        return in_threads(lambda some: [self._one(text) for text in some], texts)
+
+    def _one(self, text: str) -> Ids:
+        if len(text) <= self._max_run:
+            return _numpy(self._encoding, text)
+        parts = [_numpy(self._encoding, part) for part in cut(text, self._max_block, self._max_run)]
+        return np.concatenate(parts)
+
+
+def cut(text: str, max_block: int, max_run: int) -> Iterator[str]:
+    """Blocks of `max_block` characters, cut again where more than `max_run` of one kind (white space or not) follow."""
+    for start in range(0, len(text), max_block):
+        block, begin = text[start : start + max_block], 0
+        for run in re.finditer(rf"\s{{{max_run + 1},}}|\S{{{max_run + 1},}}", block):
+            for at in range(run.start() + max_run, run.end(), max_run):
+                yield block[begin:at]
+                begin = at
+        yield block[begin:]
+
+
+def _numpy(encoding: tiktoken.Encoding, text: str) -> Ids:
+    text.encode()
+    return encoding.encode_to_numpy(text, disallowed_special=()).view(np.int32)
+
+
+def from_tokenizer_json(path: Path) -> Tokenizer:
+    """A Tokenizer of a byte-level BPE tokenizer.json; TargetError for any other kind."""
+    with storage_errors(path):
+        text = path.read_text(encoding="utf-8")
+    try:
+        file: dict[str, Any] = json.loads(text)
+        model, added = file["model"], file["added_tokens"]
+        byte_level = model["type"] == "BPE" and "ByteLevel" in json.dumps(file["pre_tokenizer"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise TargetError(
+            f"{path} is no tokenizer.json ({' '.join(str(error).split())[:100]}).",
+            do="Check that the folder is whole (compare it with the model's own).",
+        ) from None
+    if not byte_level or model.get("byte_fallback"):
+        raise TargetError(
+            f"{path} isn't a byte-level BPE tokenizer (its model is {model.get('type')}).",
+            do="Only byte-level BPE is known here, as Kimi, Qwen, DeepSeek, Llama 3 and GPT-OSS have it.",
+        )
+    control = {str(token["content"]): int(token["id"]) for token in added}
+    vocabulary = {_to_bytes(token): id_ for token, id_ in model["vocab"].items() if token not in control}
+    reference = HuggingFace(file)
+    fast = _as_tiktoken(file, vocabulary)
+    encoder = Tiktoken(fast, _normaliser(file), reference) if fast else reference
+    return Tokenizer(encoder, _table(vocabulary, control), control, file_digest(path))
+
+
+def from_tiktoken_model(path: Path, how: TiktokenFile) -> Tokenizer:
+    """A Tokenizer of a tiktoken.model file: ranks as base64, one a line; control tokens behind them."""
+    with storage_errors(path):
+        lines = path.read_bytes().split(b"\n")
+    try:
+        ranks = {
+            base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines if line)
+        }
+    except ValueError:
+        raise TargetError(
+            f"{path} is no tiktoken file.", do="Compare the model's folder with its own."
+        ) from None
+    control = _named_control_tokens(path.parent, how, first=len(ranks))
+    encoding = tiktoken.Encoding(
+        path.stem, pat_str="|".join(how.pattern), mergeable_ranks=ranks, special_tokens={}
+    )
+    encoder = TiktokenModel(encoding, how.max_block, how.max_run)
+    return Tokenizer(encoder, _table(ranks, control), control, file_digest(path))
+
+
+def _named_control_tokens(folder: Path, how: TiktokenFile, first: int) -> dict[str, int]:
+    """Names from the model's tokenizer_config.json if it has one, because families re-use the ids."""
+    names = {first + offset: name for offset, name in how.control_tokens.items()}
+    config = folder / "tokenizer_config.json"
+    if config.is_file():
+        with storage_errors(config):
+            said = json.loads(config.read_text(encoding="utf-8")).get("added_tokens_decoder", {})
+        if said:
+            names = {int(id_): token["content"] for id_, token in said.items()}
+    last = max([first + how.reserved - 1, *names])
+    return {names.get(id_, how.reserved_name.format(id=id_)): id_ for id_ in range(first, last + 1)}
+
+
+def _as_tiktoken(file: Mapping[str, Any], vocabulary: Mapping[bytes, int]) -> tiktoken.Encoding | None:
+    """The tiktoken encoding with the same ids, or None where that isn't certain.
+
+    Both join the pair of lowest rank first. tiktoken's rank is the id of what the pair makes, so the ids are equal if
+    the merges are listed in the order of what they make, each makes another token, and every token but the single
+    bytes is made by one.
+    """
+    model = file["model"]
+    pattern = _only_pattern(file["pre_tokenizer"])
+    if pattern is None or _normaliser(file) is False or model.get("ignore_merges") or model.get("dropout"):
+        return None
+    made = [_to_bytes(a) + _to_bytes(b) for a, b in map(_pair, model["merges"])]
+    ids = [vocabulary.get(token, -1) for token in made]
+    increasing = all(a < b for a, b in pairwise(ids))
+    singles = [token for token in vocabulary if len(token) == 1]
+    if not increasing or -1 in ids or len(made) + len(singles) != len(vocabulary) or len(singles) != 256:
+        return None
+    if max(vocabulary[token] for token in singles) > ids[0]:
+        return None
+    return tiktoken.Encoding("", pat_str=pattern, mergeable_ranks=dict(vocabulary), special_tokens={})
+
+
+def _only_pattern(pre_tokenizer: Mapping[str, Any]) -> str | None:
+    """The pattern of Split(pattern, isolated) + ByteLevel; None for anything else."""
+    steps = pre_tokenizer.get("pretokenizers", [])
+    if pre_tokenizer.get("type") != "Sequence" or [s["type"] for s in steps] != ["Split", "ByteLevel"]:
+        return None
+    split, bytes_ = steps
+    plain = not bytes_.get("use_regex", True) and not bytes_.get("add_prefix_space")
+    if not plain or split.get("behavior") != "Isolated" or split.get("invert"):
+        return None
+    pattern = split.get("pattern", {}).get("Regex")
+    return str(pattern) if pattern else None
+
+
+def _normaliser(file: Mapping[str, Any]) -> Any:
+    """NFC, None for no normaliser, False for one that isn't known here."""
+    said = file.get("normalizer")
+    if said is None or said == {"type": "Sequence", "normalizers": []}:
+        return None
+    return tokenizers.normalizers.NFC() if said == {"type": "NFC"} else False
+
+
+def _table(vocabulary: Mapping[bytes, int], control: Mapping[str, int]) -> list[bytes | None]:
+    table: list[bytes | None] = [None] * (1 + max([*vocabulary.values(), *control.values()]))
+    for token, id_ in vocabulary.items():
+        table[id_] = token
+    for text, id_ in control.items():
+        table[id_] = text.encode()
+    return table
+
+
+def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
+    a, b = merge.split(" ") if isinstance(merge, str) else merge
+    return a, b
+
+
+def _letters() -> dict[str, int]:
+    """The letters by which byte-level BPE writes bytes in JSON (GPT-2's table): printable ones stand for themselves."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF = _letters()
+
+
+def _to_bytes(token: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF[letter] for letter in token])
+    except KeyError:
+        return token.encode()

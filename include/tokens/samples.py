@@ -1,0 +1,92 @@
+"""Answered turns → training samples: merged where the next prompt goes on from the ids so far, else side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from include.core.records import Capture, Ids, Mask, Message, TokenSample
+from include.tokens.target import Target
+from include.tokens.tool_calls import read
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One prompt and its answer. `count_delta` as in the contract."""
+
+    sample_id: str
+    prompt_ids: Ids
+    output_ids: Ids
+    capture: Capture
+    count_delta: int | None
+    round_trip_exact: bool
+    engine: str
+    provider: str
+    model: str
+    finish_reason: str
+    source_row: str
+
+
+def samples_of(turns: Sequence[Turn]) -> Iterator[TokenSample]:
+    """The samples of one conversation's turns, in order of their ids.
+
+    A prompt that begins with everything read and written so far makes one longer sample, named after its last turn,
+    with the mask over each answer. A template that rewrites the history (it drops thoughts, for one) makes one sample
+    a turn: each answer stands in the context that the target had.
+    """
+    groups: list[list[Turn]] = []
+    ids: Ids = np.empty(0, np.int32)
+    for turn in turns:
+        if groups and len(turn.prompt_ids) > len(ids) and np.array_equal(turn.prompt_ids[: len(ids)], ids):
+            groups[-1].append(turn)
+        else:
+            groups.append([turn])
+        ids = np.concatenate([turn.prompt_ids, turn.output_ids])
+    yield from sorted((_merged(group) for group in groups), key=lambda sample: sample.sample_id)
+
+
+def _merged(turns: Sequence[Turn]) -> TokenSample:
+    first, last = turns[0], turns[-1]
+    ids = np.concatenate([last.prompt_ids, last.output_ids])
+    mask: Mask = np.zeros(len(ids), np.uint8)
+    for turn in turns:
+        start = len(turn.prompt_ids)
+        mask[start : start + len(turn.output_ids)] = 1
+    deltas = [turn.count_delta for turn in turns]
+    return TokenSample(
+        sample_id=last.sample_id,
+        input_ids=ids,
+        loss_mask=mask,
+        prompt_len=len(first.prompt_ids),
+        capture=last.capture,
+        count_delta=None if None in deltas else sum(delta or 0 for delta in deltas),
+        round_trip_exact=all(turn.round_trip_exact for turn in turns),
+        engine=last.engine,
+        provider=last.provider,
+        model=last.model,
+        finish_reason=last.finish_reason,
+        source_row=last.source_row,
+    )
+
+
+def recoded(answers: Sequence[Ids], target: Target) -> list[Ids]:
+    """Each answer's ids decoded and encoded again, in one batch; sampled ids need not be canonical."""
+    return target.tokenizer.encode_marked([target.decode(ids) for ids in answers])
+
+
+def message_of(output_ids: Ids, target: Target) -> Message | None:
+    """The answer as the next prompt's history shows it; None where it isn't text that a template could take."""
+    ids = output_ids[:-1] if len(output_ids) and output_ids[-1] == target.end_of_turn else output_ids
+    open_, close = (target.special_ids.get(f"thinking_{part}") for part in ("open", "close"))
+    if len(ids) and ids[0] == open_:
+        ids = ids[1:]
+    closes = np.flatnonzero(ids == close) if close is not None else []
+    thoughts = ids[: closes[0]] if len(closes) else ids[:0]
+    rest = ids[closes[0] + 1 :] if len(closes) else ids
+    syntax = target.profile.tool_calls
+    calls, fault, start = read(syntax, rest, target.tokenizer) if syntax else ([], None, len(rest))
+    texts = target.decode(thoughts), target.decode(rest[:start])
+    broken = any("\ufffd" in text or target.tokenizer.control_token_in(text) for text in texts)
+    return None if fault or broken else Message("assistant", texts[1], texts[0], tuple(calls))
