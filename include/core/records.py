@@ -2,39 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Role = Literal["system", "user", "assistant", "tool"]
+Ids = NDArray[np.int32]
+Mask = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that an assistant message makes; `arguments` is the JSON text as it was written."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a conversation, as the chat template takes it."""
+    """One message of a conversation, as the chat template takes it. Nothing of it is control text."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Role
     content: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A source row as messages; `sample_id` is stable (dataset, row digest, turn)."""
+    """A source row as messages; `sample_id` is stable (dataset, row digest, turn).
+
+    `tools` are declarations in OpenAI's format. `thinking` overrides the dataset's choice for this row.
+    """
 
     sample_id: str
     messages: tuple[Message, ...]
     source_row: str
     row_digest: str
+    tools: tuple[Mapping[str, Any], ...] = ()
+    thinking: bool | None = None
+
+
+Capture = Literal["direct", "logprobs", "text"]
+Outcome = Literal["answered", "left_out", "failed", "discarded"]
 
 
 @dataclass(frozen=True)
-class PromptRecord:
-    """A rendered prompt: exactly the ids that the target will read."""
+class TextAnswer:
+    """What a provider that gives no token ids said of one answer; all text exactly as it came.
 
-    sample_id: str
-    prompt_ids: Sequence[int]
-    source_row: str
+    `deltas` are the stream's pieces as (field, text), field one of reasoning, content; `token_bytes` are the bytes of
+    each token from `logprobs`, control tokens included.
+    """
 
-
-Outcome = Literal["answered", "left_out", "failed"]
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str = "stop"
+    completion_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    provider: str = ""
+    deltas: tuple[tuple[str, str], ...] = ()
+    token_bytes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,7 +78,9 @@ class GenerationRecord:
     """One finished request, as the ledger keeps it.
 
     answered: usable. left_out: final, for `reason` (truncated, empty, rejected). failed: asked again next time.
-    `output_ids` are the engine's own, stop token included; a truncated answer keeps what it has.
+    discarded: an answer that the audit found malformed and that a run was told to ask for again.
+    `output_ids` are the engine's own, stop token included; a truncated answer keeps what it has. An engine that gives
+    no ids leaves them empty and fills `text` (a TextAnswer as a mapping).
     """
 
     sample_id: str
@@ -59,6 +97,7 @@ class GenerationRecord:
     attempts: int
     seconds: float
     at: str
+    text: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,10 +105,10 @@ class TokenSample:
     """A training sample: one row of the Parquet contract (see core/schema.py for the columns)."""
 
     sample_id: str
-    input_ids: Sequence[int]
-    loss_mask: Sequence[int]
+    input_ids: Ids
+    loss_mask: Mask
     prompt_len: int
-    capture: Literal["direct", "logprobs", "text"]
+    capture: Capture
     count_delta: int | None
     round_trip_exact: bool
     engine: str
