@@ -2,52 +2,47 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 from include.core.files import value_digest
 from include.core.records import Conversation, Message
 from include.sources.jsonl import Row
+from include.sources.messages import from_row
+from include.sources.tools import Tools
 
-
-class RowError(ValueError):
-    """What is wrong with a row, as the end of a sentence that begins with the file and the line."""
-
-
-def from_messages(row: Row) -> tuple[Message, ...]:
-    """`{"messages": [{"role", "content"}, …]}`: an optional system message, then user and assistant in turn,
-    the last one by the user.
-    """
-    raw = row.get("messages")
-    if not isinstance(raw, list) or not raw:
-        raise RowError("has no list `messages`")
-    messages = tuple(_message(item) for item in raw)
-    roles = [m.role for m in messages if m.role != "system"]
-    if any(m.role == "system" for m in messages[1:]):
-        raise RowError("has a system message that isn't the first")
-    if roles != [("user", "assistant")[i % 2] for i in range(len(roles))] or len(roles) % 2 == 0:
-        raise RowError("doesn't alternate user and assistant, ending with the user")
-    return messages
-
-
-def _message(item: object) -> Message:
-    if not isinstance(item, dict):
-        raise RowError("has a message that is no object")
-    role, content = item.get("role"), item.get("content")
-    if role not in ("system", "user", "assistant"):
-        raise RowError(f"has a message with the role {role!r}")
-    if not isinstance(content, str) or not content.strip():
-        raise RowError(f"has a {role} message without text")
-    if any("\ud800" <= character <= "\udfff" for character in content):
-        raise RowError(f"has a lone surrogate in a {role} message, which no tokenizer can read")
-    return Message(role=role, content=content)
-
-
-ADAPTERS: dict[str, Callable[[Row], tuple[Message, ...]]] = {"messages": from_messages}
+ADAPTERS: dict[str, Callable[[Row], tuple[tuple[Message, ...], Tools, bool | None]]] = {"messages": from_row}
 
 
 def to_conversation(dataset: str, adapter: str, row: Row, source_row: str) -> Conversation:
-    """Applies the adapter; the sample's id comes from the messages, so moving a row doesn't change it."""
-    messages = ADAPTERS[adapter](row)
-    digest = value_digest([[m.role, m.content] for m in messages])
+    """Applies the adapter, which may raise LeftOut; the sample's id comes from what decides the prompt, so moving
+    a row doesn't change it.
+    """
+    messages, tools, thinking = ADAPTERS[adapter](row)
+    digest = _digest(messages, tools, thinking)
     turn = sum(m.role == "assistant" for m in messages)
-    return Conversation(f"{dataset}-{digest[:20]}-t{turn}", messages, source_row, digest)
+    sample_id = f"{dataset}-{digest[:20]}-t{turn}"
+    return Conversation(sample_id, messages, source_row, digest, tools, thinking)
+
+
+def _digest(messages: tuple[Message, ...], tools: Tools, thinking: bool | None) -> str:
+    """A conversation of roles and contents alone has the digest of just these pairs.
+
+    Tools count as text: a template may write their keys in the order that they have.
+    """
+    pairs = [_digested(message) for message in messages]
+    if not tools and thinking is None:
+        return value_digest(pairs)
+    return value_digest({"messages": pairs, "tools": json.dumps(tools), "thinking": thinking})
+
+
+def _digested(message: Message) -> list[Any]:
+    more = {
+        "reasoning": message.reasoning,
+        "tool_calls": [[call.id, call.name, call.arguments] for call in message.tool_calls],
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+    }
+    more = {key: value for key, value in more.items() if value}
+    return [message.role, message.content, more] if more else [message.role, message.content]

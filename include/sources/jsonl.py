@@ -43,8 +43,10 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _parse(path: Path, number: int, line: bytes) -> Row:
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise broken_line(path, number, f"isn't valid JSON ({error})") from None
+    except RecursionError:
+        raise broken_line(path, number, "isn't valid JSON (it nests too deep)") from None
     if not isinstance(row, dict):
         raise broken_line(path, number, f"is a JSON {type(row).__name__}, not an object")
     return row
