@@ -14,7 +14,7 @@ install:  ## make the environments and the small model in the cache folder (EAGL
 	@$(PYTHON) -m local.install
 
 install-test:
-	@$(PYTHON) -m local.install apt browser airflow gpu vllm model
+	@$(PYTHON) -m local.install apt browser airflow gpu vllm model tokenizers
 
 demo: install  ## start Airflow, vLLM and a loopback GPU host, and run the Dag `demo` (KEEP=0: stop afterwards)
 	@$(airflow_python) -m local.demo

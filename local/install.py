@@ -1,6 +1,7 @@
 """`python3.11 -m local.install [PART…]` makes what the demo and the tests need; what is there stays.
 
-Parts: apt, browser, airflow, gpu, vllm, model. Without one: all but the browser, which only tests need.
+Parts: apt, browser, airflow, gpu, vllm, model, tokenizers. Without one: all but browser and tokenizers, which only
+tests need.
 `--python airflow|gpu|vllm` prints an environment's interpreter instead.
 """
 
@@ -13,13 +14,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from local import model, system_packages
+from local import model, system_packages, tokenizers
 from local.environments import ENVIRONMENTS
 from local.errors import LocalError, exit_with_sentence
 from local.places import cache_folder
 
 DEFAULT = ("apt", "airflow", "gpu", "vllm", "model")
-PARTS = (*DEFAULT, "browser")
+PARTS = (*DEFAULT, "browser", "tokenizers")
 
 
 def install(parts: Sequence[str], cache: Path) -> None:
@@ -34,6 +35,8 @@ def install(parts: Sequence[str], cache: Path) -> None:
         if "model" in parts:
             making["gpu"].result()
             model.install(cache)
+        if "tokenizers" in parts:
+            tokenizers.install(cache)
         for future in making.values():
             future.result()
 

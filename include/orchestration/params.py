@@ -18,6 +18,7 @@ class RunParams(BaseModel):
 
     train: Train = "auto"
     limit: int | None = Field(None, ge=1)
+    regenerate: bool = False
 
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> RunParams:
@@ -42,6 +43,13 @@ def form() -> dict[str, Param]:
             minimum=1,
             title="Limit",
             description="Take only the first so many prompts of the shard, as a taste; the shard then stays open.",
+        ),
+        "regenerate": Param(
+            False,
+            type="boolean",
+            title="Regenerate malformed",
+            description="Ask again for the samples that the shard's last audit found malformed, and only for those. "
+            "Name the shard by its partition key.",
         ),
     }
 

@@ -46,7 +46,7 @@ def run_task(stage: str, spec_path: str, context: Any) -> dict[str, Any]:
             raise AirflowSkipException(
                 f"{shard.label} doesn't exist (the source has {count} shard(s)): the backfill's range is wider"
             )
-        counts = run_stage(stage, Work(shard, connection, params.limit))
+        counts = run_stage(stage, Work(shard, connection, params.limit, params.regenerate))
     _announce(stage, shard, counts, context)
     return counts
 

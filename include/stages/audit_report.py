@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,24 @@ def say(audit: Audit) -> None:
         100 * s["exact_round_trip_share"],
         s["captures"],
     )
+
+
+def as_text(label: str, audit: Audit) -> str:
+    """The broken rules with their samples and places, and the verdict, for a terminal."""
+    lines = []
+    for code in sorted(audit.findings):
+        finding = audit.findings[code]
+        if finding.count:
+            lines.append(f"{finding.severity}: {_clause(finding)}")
+            lines += [f"    {finding.first['text']}"] if finding.first["text"] else []
+    s = audit.statistics
+    verdict = "malformed" if audit.errors else "good"
+    return "\n".join([*lines, f"{label}: {verdict}, {s.samples} samples, {s.tokens} tokens"])
+
+
+def as_json(audit: Audit) -> str:
+    """The whole report."""
+    return json.dumps(audit.report(), indent=2, ensure_ascii=False)
 
 
 def sentence(label: str, audit: Audit) -> str:

@@ -82,7 +82,8 @@ def source_rows(spec: DatasetSpec, start: int, stop: int | None) -> Iterator[Con
 
 def held_out_prompts(target: Target, spec: DatasetSpec, count: int) -> list[Prompt]:
     """The first `count` held-out prompts of the source: never trained on, whatever the shard."""
-    maker, found = PromptMaker(target, spec), []
+    maker = PromptMaker(target, spec)
+    found: list[Prompt] = []
     for row in source_rows(spec, 0, None):
         if len(found) == count:
             break

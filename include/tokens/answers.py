@@ -1,9 +1,9 @@
 """Capture: an answer's token ids, put together again from what a provider says of it.
 
 *Text*: thoughts, thinking close, content, tool calls, end of turn; the texts are encoded as characters and the control
-tokens set between them, never found by parsing. *Logprobs* give each token's bytes, which are the ids. (*Direct* ids come
-from the engine, and nothing here touches them.) What can't be told from the text is left out with a reason; nothing is
-appended that wasn't generated.
+tokens set between them, never found by parsing. *Logprobs* give each token's bytes, which are the ids. (*Direct*
+ids come from the engine, and nothing here touches them.) What can't be told from the text is left out with a reason;
+nothing is appended that wasn't generated.
 """
 
 from __future__ import annotations

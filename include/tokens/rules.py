@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from include.core.records import Ids, TokenSample
 from include.tokens.target import Opening, Target
+from include.tokens.tokenizer import places
 from include.tokens.tool_calls import read, section_end, tool_tokens
 
 Severity = Literal["error", "warning"]
@@ -224,7 +225,7 @@ def _thinking_closes(case: Case) -> Fault | None:
     for start, end in case.answers:
         opening = case.opening(start)
         thinks = opening is not None and opening.thinking in ("in_prompt", "generated")
-        at = np.flatnonzero(case.sample.input_ids[start:end] == close) if close is not None else ()
+        at = places(case.sample.input_ids[start:end], close)
         if len(at) != thinks:
             word = "once" if thinks else "never"
             place = start + int(at[-1]) if len(at) else start
@@ -238,7 +239,7 @@ def _thinking_opens(case: Case) -> Fault | None:
         return None
     for start, end in case.answers:
         opening = case.opening(start)
-        at = np.flatnonzero(case.sample.input_ids[start:end] == open_)
+        at = places(case.sample.input_ids[start:end], open_)
         wanted = [0] if opening is not None and opening.thinking == "generated" else []
         if at.tolist() != wanted:
             where = "should be the answer's first token" if wanted else "the prompt has it or nothing has"
@@ -277,7 +278,7 @@ def _not_empty(case: Case) -> Fault | None:
     target = case.facts.target
     close = target.special_ids.get("thinking_close")
     for start, end in case.answers:
-        closes = np.flatnonzero(case.sample.input_ids[start:end] == close) if close is not None else ()
+        closes = places(case.sample.input_ids[start:end], close)
         begin = start + int(closes[-1]) + 1 if len(closes) else start
         if not target.decode(case.known_ids[begin : end - 1]).strip():
             return Fault("nothing but white space is answered", begin)

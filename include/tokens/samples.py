@@ -9,6 +9,7 @@ import numpy as np
 
 from include.core.records import Capture, Ids, Mask, Message, TokenSample
 from include.tokens.target import Target
+from include.tokens.tokenizer import places
 from include.tokens.tool_calls import read
 
 
@@ -82,7 +83,7 @@ def message_of(output_ids: Ids, target: Target) -> Message | None:
     open_, close = (target.special_ids.get(f"thinking_{part}") for part in ("open", "close"))
     if len(ids) and ids[0] == open_:
         ids = ids[1:]
-    closes = np.flatnonzero(ids == close) if close is not None else []
+    closes = places(ids, close)
     thoughts = ids[: closes[0]] if len(closes) else ids[:0]
     rest = ids[closes[0] + 1 :] if len(closes) else ids
     syntax = target.profile.tool_calls

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from include.core.records import Ids
 
@@ -130,6 +131,11 @@ class Tokenizer:
     @cached_property
     def _id_of_bytes(self) -> dict[bytes, int]:
         return {token: id_ for id_, token in enumerate(self.token_bytes) if token is not None}
+
+
+def places(ids: Ids, token: int | None) -> NDArray[np.intp]:
+    """Where a token stands; nowhere if the target has none for the role."""
+    return np.flatnonzero(ids == token) if token is not None else np.empty(0, np.intp)
 
 
 _POOL = ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="encode")
