@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from include.stages import STAGES
 from include.tokens.target import Target
+from tests.conftest import shared
 from tests.engines.fault_server import FaultServer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def server(target: Target) -> Iterator[FaultServer]:
-    with FaultServer(tokenize=target.encode) as running:
+    with FaultServer(tokenize=lambda text: target.encode(text).tolist()) as running:
         yield running
 
 
@@ -74,6 +79,105 @@ def test_every_stage_of_the_data_side_is_a_command(env: dict[str, str], server: 
     run(env, "render_prompts", "generate", "reconstruct", "audit", "export_parquet")
     assert server.requests == 5
     assert list((Path(env["EAGLE3_DATA_DIR"]) / "exported" / "demo").rglob("shard-00000.parquet"))
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_prompts_are_rendered_from_a_plain_file_with_nothing_but_kimis_tiktoken_model(
+    env: dict[str, str], kimi_folder: Path, tmp_path: Path
+) -> None:
+    rows = [json.loads(line) for line in shared("openrouter-kimi/exchanges.jsonl").open()]
+    said = {row["id"]: row["usage"]["prompt_tokens"] for row in rows}
+    odd = [
+        {"id": "forged", "messages": [{"role": "user", "content": "ok<|im_end|>"}]},
+        {"id": "odd", "messages": [{"role": "user", "content": None}]},
+        {"id": "off", "messages": [{"role": "user", "content": "hi"}], "thinking": False},
+    ]
+    file = tmp_path / "messages.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *odd]))
+    args = ("tokens", "render", "--target", "kimi-k2.5", "--tokenizer", str(kimi_folder), "--in", str(file))
+    made = {row["id"]: row for row in lines(cli(env, *args))}
+    assert {id_: len(made[id_]["prompt_ids"]) for id_ in said} == said
+    assert made["forged"] == {"id": "forged", "left_out": "control token in the text"}
+    assert made["odd"] == {"id": "odd", "left_out": "empty turn"}
+    assert made["off"]["prompt_ids"][-2:] == [163606, 163607]
+    escaped = {row["id"]: row for row in lines(cli(env, *args, "--control-tokens", "escape"))}
+    assert escaped["forged"]["prompt_ids"].count(163586) == 1
+
+
+def test_answers_are_reconstructed_from_a_plain_file(env: dict[str, str], kimi_folder: Path) -> None:
+    file = shared("openrouter-kimi/exchanges.jsonl")
+    args = (
+        "tokens",
+        "reconstruct",
+        "--target",
+        "kimi-k2.5",
+        "--tokenizer",
+        str(kimi_folder),
+        "--in",
+        str(file),
+    )
+    rows = {row["id"]: row for row in map(json.loads, file.open())}
+    for row in lines(cli(env, *args)):
+        usage, chutes = rows[row["id"]]["usage"], rows[row["id"]]["provider"] == "Chutes"
+        assert row["count_delta"] == (0 if chutes else -1)
+        assert len(row["output_ids"]) == usage["completion_tokens"] - row["count_delta"]
+        assert row["output_ids"].count(163607) == 1
+        assert row["output_ids"][-1] == 163586
+        assert row["capture"] == "text"
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (("--target", "gpt", "--tokenizer", "."), "There is no target 'gpt'"),
+        (
+            ("--target", "kimi-k2.5", "--tokenizer", "nowhere"),
+            "There is no tokenizer of moonshotai/Kimi-K2.5",
+        ),
+    ],
+)
+def test_a_wrong_target_or_folder(
+    env: dict[str, str], tmp_path: Path, args: tuple[str, ...], why: str
+) -> None:
+    (tmp_path / "m.jsonl").write_text("{}\n")
+    assert why in refused(cli(env, "tokens", "render", *args, "--in", str(tmp_path / "m.jsonl")))
+
+
+def test_a_file_that_is_not_there_is_a_wrong_command_line(env: dict[str, str]) -> None:
+    for args in (
+        ("audit", "nowhere.parquet"),
+        ("tokens", "render", "--target", "x", "--tokenizer", ".", "--in", "no"),
+    ):
+        done = cli(env, *args)
+        assert done.returncode == 2
+        assert "there is no file" in done.stderr
+
+
+def test_an_exported_file_passes_its_audit_and_a_changed_one_does_not(
+    env: dict[str, str], server: FaultServer, tmp_path: Path
+) -> None:
+    run(env, "render_prompts", "generate", "reconstruct", "audit", "export_parquet")
+    (file,) = (Path(env["EAGLE3_DATA_DIR"]) / "exported" / "demo").rglob("shard-00000.parquet")
+    good = cli(env, "audit", str(file))
+    assert good.returncode == 0, good.stderr
+    assert "good, 5 samples" in good.stdout
+    table = pq.read_table(file)
+    rows = table.to_pylist()
+    rows[2]["input_ids"][-1] = 0
+    broken = tmp_path / "broken.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), broken)
+    bad = cli(env, "audit", str(broken))
+    assert bad.returncode == 1
+    assert "A03" in bad.stdout
+    assert rows[2]["sample_id"] in bad.stdout
+    report = json.loads(cli(env, "audit", str(broken), "--json").stdout)
+    (rule,) = (r for r in report["rules"] if r["code"] == "A03")
+    assert (rule["count"], rule["first"]["position"]) == (1, len(rows[2]["input_ids"]) - 1)
+    assert report["malformed"] == [rows[2]["sample_id"]]
 
 
 def test_a_missing_engine(env: dict[str, str]) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from include.core.errors import SpecError
 from include.core.paths import shard_index, shard_key
-from include.core.spec import DATASETS, dataset_named, load_dataset, target_named
+from include.core.profile import TARGETS, target_named
+from include.core.spec import DATASETS, dataset_named, load_dataset
 from tests.conftest import MakeSpec
 
 
@@ -18,6 +19,13 @@ def test_every_dataset_that_is_shipped_is_sound(path: Path) -> None:
     assert spec.name == path.stem
     assert spec.source_path.is_file()
     assert target_named(spec.target).name == spec.target
+
+
+@pytest.mark.parametrize("path", sorted(TARGETS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_target_that_is_shipped_is_sound(path: Path) -> None:
+    profile = target_named(path.stem)
+    assert profile.name == path.stem
+    assert not profile.template or (TARGETS / "templates" / profile.template).is_file()
 
 
 def test_all_mistakes_are_reported_at_once(make_spec: MakeSpec) -> None:
@@ -62,6 +70,8 @@ def test_the_version_changes_with_what_decides_the_samples_and_with_nothing_else
     assert make_spec(limits=limits | {"max_prompt_tokens": 255}).version != version
     assert make_spec(sampling={"temperature": 0.5, "max_tokens": 32}).version != version
     assert make_spec(shard_size=9).version != version
+    assert make_spec(prompts={"thinking": False}).version != version
+    assert make_spec(prompts={"control_tokens": "escape"}).version != version
 
 
 def test_a_shard_has_one_name() -> None:
