@@ -5,7 +5,7 @@ gpu_python = $(shell $(PYTHON) -m local.install --python gpu)
 airflow_bin = $(dir $(airflow_python))
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test demo demo-stop demo-clean status env check test test-fast
+.PHONY: help install install-test demo demo-stop demo-clean status env check test test-fast bench-tokens bench-shard
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,12 +34,18 @@ env:  ## print the demo's environment for a shell: eval "$$(make -s env)"
 check:  ## formatter, linter, types and the direction of imports
 	$(airflow_bin)ruff format --check .
 	$(airflow_bin)ruff check .
-	$(airflow_bin)mypy include local
+	$(airflow_bin)mypy include local benchmarks
 	$(dir $(gpu_python))mypy eagle3
 	$(airflow_bin)lint-imports
 
 test: install-test check  ## everything: real engine, sshd, Airflow and browser
 	@$(PYTHON) -m local.run_tests
+
+bench-tokens:  ## rendering, reconstruction and audit against the peers (PEERS_DIR: what their setup script made)
+	@$(airflow_python) -m benchmarks.tokens
+
+bench-shard:  ## 100,000 samples of 2,000 tokens through reconstruct and audit; 1.5 GB of temporary files, 10 minutes
+	@$(airflow_python) -m benchmarks.shard
 
 test-fast:  ## what needs no engine, no browser and no Airflow
 	@$(PYTHON) -m local.run_tests --fast

@@ -39,9 +39,9 @@ def test_prompts_become_a_draft_that_the_engine_accepts(
 def test_each_task_has_a_readable_log(runs: Runs, whole_run: str) -> None:
     expected = {
         "render_prompts": "render_prompts demo/shard-00000: done in",
-        "generate": "prompts, up to 32 at once",
+        "generate": "answers, up to 32 at once",
         "reconstruct": "round_trip_exact",
-        "audit": "A03  the answer ends with the target's end of turn",
+        "audit": "A03  each answer ends with the target's end of turn",
         "export_parquet": "sha256",
         "sync_scripts": "every file checked",
         "train_drafter": "simulated accept length",
@@ -132,7 +132,7 @@ def test_a_run_without_a_key_takes_the_lowest_shard_that_is_not_done(runs: Runs,
     assert "`train` is `never`" in runs.log(run_id, "sync_scripts")
 
 
-def test_a_failed_audit_stops_the_run_and_the_next_attempt_goes_on(
+def test_a_failed_audit_stops_the_run_and_regenerate_asks_for_the_malformed_again(
     runs: Runs, services: Services, whole_run: str
 ) -> None:
     """The ledger is tampered with between two runs: one answer loses its end of turn."""
@@ -140,7 +140,6 @@ def test_a_failed_audit_stops_the_run_and_the_next_attempt_goes_on(
     ledger = Path(runs.report(run_id)["stages"]["generate"]["file"])
     lines = [json.loads(line) for line in ledger.read_text().splitlines()]
     answered = next(line for line in lines if line["outcome"] == "answered")
-    good = ledger.read_bytes()
     answered["output_ids"] = answered["output_ids"][:-1]
     ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
     failed, state = runs.run({"limit": 5, "train": "never"}, "shard-00001")
@@ -151,9 +150,10 @@ def test_a_failed_audit_stops_the_run_and_the_next_attempt_goes_on(
     log = runs.log(failed, "audit")
     assert "fails its audit: A03" in log
     assert answered["sample_id"] in log
-    ledger.write_bytes(good)
-    _, state = runs.run({"limit": 5, "train": "never"}, "shard-00001")
+    assert "⟦" in log, "the text around the place"
+    mended, state = runs.run({"limit": 5, "train": "never", "regenerate": True}, "shard-00001")
     assert state == "success"
+    assert runs.report(mended)["stages"]["generate"]["requests"] == 1, "only the malformed one is asked again"
 
 
 def test_an_ssh_host_that_is_down_fails_its_task_with_one_sentence(
