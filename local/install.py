@@ -1,7 +1,7 @@
 """`python3.11 -m local.install [PART…]` makes what the demo and the tests need; what is there stays.
 
-Parts: apt, browser, airflow, gpu, vllm, model. Without one: all but the browser, which only tests need.
-`--python airflow|gpu|vllm` prints an environment's interpreter instead.
+Parts: apt, browser, airflow, gpu, vllm, sglang, model. Without one: all but the browser and sglang, which only tests
+need. `--python airflow|gpu|vllm|sglang` prints an environment's interpreter instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from local.errors import LocalError, exit_with_sentence
 from local.places import cache_folder
 
 DEFAULT = ("apt", "airflow", "gpu", "vllm", "model")
-PARTS = (*DEFAULT, "browser")
+PARTS = (*DEFAULT, "browser", "sglang")
 
 
 def install(parts: Sequence[str], cache: Path) -> None:
@@ -40,7 +40,7 @@ def install(parts: Sequence[str], cache: Path) -> None:
 
 def _slowest_first(names: Sequence[str]) -> list[str]:
     # gpu is in front because the model waits for it
-    return sorted(names, key=("gpu", "vllm", "airflow").index)
+    return sorted(names, key=("gpu", "sglang", "vllm", "airflow").index)
 
 
 def main() -> int:
