@@ -26,6 +26,7 @@ from tests.conftest import MakeWork, rows
 
 pytestmark = pytest.mark.sglang
 
+SGLANG = {"kind": "sglang", "connection": "engine", "concurrency": 6, "patience_s": 2}
 STAGES = ("render_prompts", "generate", "reconstruct", "audit", "export_parquet")
 
 
@@ -64,13 +65,14 @@ class Recorder:
                 self._pass_on(self.rfile.read(int(self.headers["Content-Length"])))
 
             def _pass_on(self, body: bytes) -> None:
+                sent = json.loads(body) if self.path == "/generate" else None
+                if sent:
+                    recorder.sent.append(sent)
                 kept = {"Content-Type": "application/json"}
                 answer = requests.request(
                     self.command, behind + self.path, data=body, headers=kept, timeout=120
                 )
-                if self.path == "/generate":
-                    sent = json.loads(body)
-                    recorder.sent.append(sent)
+                if sent:
                     recorder.answers[tuple(sent["input_ids"])] = answer.json()
                 self.send_response(answer.status_code)
                 self.send_header("Content-Length", str(len(answer.content)))
@@ -100,7 +102,7 @@ def sglang_work(make_work: MakeWork, url: str, count: int, *, max_tokens: int, *
     """A shard of `count` prompts at temperature 1 for `kind: sglang`."""
     spec: dict[str, Any] = {
         "shard_size": count,
-        "engine": {"kind": "sglang", "connection": "engine", "concurrency": 6, "patience_s": 2},
+        "engine": SGLANG,
         "sampling": {"temperature": 1.0, "max_tokens": max_tokens},
         # a model this small, left to chance, often doesn't come to an end
         "limits": {"max_prompt_tokens": 256, "max_seq_len": 512, "max_left_out_share": 0.9},
@@ -113,7 +115,7 @@ def ledger_of(work: Work) -> list[dict[str, Any]]:
 
 
 def test_the_exported_ids_are_what_the_server_read_and_wrote(make_work: MakeWork, recorder: Recorder) -> None:
-    work = sglang_work(make_work, recorder.url, 12, max_tokens=192)
+    work = sglang_work(make_work, recorder.url, 12, max_tokens=128, engine=SGLANG | {"concurrency": 12})
     for stage in STAGES:
         run_stage(stage, work)
     assert len(recorder.sent) == len(recorder.answers) == 12
@@ -126,7 +128,7 @@ def test_the_exported_ids_are_what_the_server_read_and_wrote(make_work: MakeWork
         if reasons[prompt] == {"type": "stop", "matched": work.target.end_of_turn}
         and len(answer["output_ids"]) > 1
     }
-    assert len(ended) >= 2
+    assert len(ended) >= 3
     table = pq.read_table(work.shard.exported).to_pylist()
     exported = {tuple(row["input_ids"][: row["prompt_len"]]): row for row in table}
     assert len(exported) == len(table)
@@ -137,7 +139,7 @@ def test_the_exported_ids_are_what_the_server_read_and_wrote(make_work: MakeWork
         assert (row["finish_reason"], row["capture"], row["engine"]) == ("stop", "direct", "sglang")
         assert row["count_delta"] == 0, "the server counts as many output tokens as it has sent"
         assert recorder.answers[prompt]["meta_info"]["prompt_tokens"] == len(prompt)
-    truncated = [p for p, reason in reasons.items() if reason == {"type": "length", "length": 192}]
+    truncated = [p for p, reason in reasons.items() if reason == {"type": "length", "length": 128}]
     assert [r["reason"] for r in ledger_of(work)].count("truncated") == len(truncated)
 
 
@@ -183,33 +185,30 @@ def test_a_server_with_another_tokenizer_is_refused(
 def test_an_answer_that_the_server_gives_up_is_asked_again(
     make_work: MakeWork, server: SglangServer, recorder: Recorder
 ) -> None:
-    work = sglang_work(make_work, recorder.url, 4, max_tokens=192)
+    work = sglang_work(make_work, recorder.url, 8, max_tokens=96)
     run_stage("render_prompts", work)
 
     def abort() -> None:
         deadline = time.monotonic() + 60
-        while not _is_busy(server) and time.monotonic() < deadline:
+        while len(recorder.sent) < 6 and time.monotonic() < deadline:
             time.sleep(0.05)
+        time.sleep(0.5)  # in the midst of writing
         requests.post(f"{server.address}/abort_request", json={"abort_all": True}, timeout=10)
 
     aborter = threading.Thread(target=abort)
     aborter.start()
     run_stage("generate", work)
     aborter.join()
-    assert len(recorder.sent) > 4
-    assert {r["outcome"] for r in ledger_of(work)} <= {"answered", "left_out"}
-    assert {r["attempts"] for r in ledger_of(work)} >= {2}
-
-
-def _is_busy(server: SglangServer) -> bool:
-    """Whether it has begun on a batch of prompts (its own start warms up with one)."""
-    return "#running-req: 3" in server.process.log.read_text(errors="replace")
+    ledger = ledger_of(work)
+    assert len(ledger) == 8
+    assert {r["outcome"] for r in ledger} <= {"answered", "left_out"}
+    assert sum(r["attempts"] for r in ledger) == len(recorder.sent) > 8
 
 
 def test_a_killed_server_ends_the_run_and_the_next_one_goes_on(
     make_work: MakeWork, server: SglangServer
 ) -> None:
-    work = sglang_work(make_work, server.address, 16, max_tokens=128)
+    work = sglang_work(make_work, server.address, 16, max_tokens=64)
     run_stage("render_prompts", work)
 
     def kill_soon() -> None:
