@@ -21,13 +21,17 @@ ENGINE_ARGS = (
 STUB = Path(__file__).resolve().parent / "sglang_kernel_stub"
 
 
-def engine_environment() -> dict[str, str]:
-    """What SGLang needs on a shared machine without a GPU: no network, threads that sleep while they wait."""
+def engine_environment(cache: Path) -> dict[str, str]:
+    """What SGLang needs on a shared machine without a GPU: no network, threads that sleep while they wait.
+
+    By default it would keep compiled code in the home folder.
+    """
     return {
         "HF_HUB_OFFLINE": "1",
         "SGLANG_USE_CPU_ENGINE": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
         "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+        "SGLANG_CACHE_DIR": str(cache / "sglang"),
         "PYTHONPATH": str(STUB),
     }
 
@@ -35,14 +39,16 @@ def engine_environment() -> dict[str, str]:
 class SglangServer(EngineServer):
     """The engine of the tests on `kind: sglang`."""
 
-    def __init__(self, *, python: Path, model: Path, port: int, run_folder: Path, log_folder: Path) -> None:
+    def __init__(
+        self, *, python: Path, model: Path, port: int, cache: Path, run_folder: Path, log_folder: Path
+    ) -> None:
         process = Process(
             "sglang",
             [
                 *(str(python), *SERVE, "--model-path", str(model), "--served-model-name", model.name),
                 *("--host", HOST, "--port", str(port), *ENGINE_ARGS),
             ],
-            variables=engine_environment(),
+            variables=engine_environment(cache),
             run_folder=run_folder,
             log_folder=log_folder,
             cwd=model.parent,

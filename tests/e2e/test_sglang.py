@@ -40,6 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterat
         python=SGLANG_CPU.python(cache_folder()),
         model=models_dir / MODEL,
         port=free_port(),
+        cache=cache_folder(),
         run_folder=folder,
         log_folder=folder,
     )

@@ -20,6 +20,7 @@ def server(tmp_path: Path) -> SglangServer:
         python=folder / "bin" / "python",
         model=folder / "models" / "Small-1B",
         port=30001,
+        cache=folder / "cache",
         run_folder=folder / "run",
         log_folder=folder / "logs",
     )
