@@ -5,7 +5,8 @@ gpu_python = $(shell $(PYTHON) -m local.install --python gpu)
 airflow_bin = $(dir $(airflow_python))
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test demo demo-stop demo-clean status env check test test-fast bench-tokens bench-shard
+.PHONY: help install install-test demo demo-stop demo-clean status env check test test-fast test-sglang
+.PHONY: bench-tokens bench-shard
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,7 +15,7 @@ install:  ## make the environments and the small model in the cache folder (EAGL
 	@$(PYTHON) -m local.install
 
 install-test:
-	@$(PYTHON) -m local.install apt browser airflow gpu vllm model tokenizers
+	@$(PYTHON) -m local.install apt browser airflow gpu vllm sglang model tokenizers
 
 demo: install  ## start Airflow, vLLM and a loopback GPU host, and run the Dag `demo` (KEEP=0: stop afterwards)
 	@$(airflow_python) -m local.demo
@@ -38,7 +39,7 @@ check:  ## formatter, linter, types and the direction of imports
 	$(dir $(gpu_python))mypy eagle3
 	$(airflow_bin)lint-imports
 
-test: install-test check  ## everything: real engine, sshd, Airflow and browser
+test: install-test check  ## everything: real engines, sshd, Airflow and browser
 	@$(PYTHON) -m local.run_tests
 
 bench-tokens:  ## rendering, reconstruction and audit against the peers (PEERS_DIR: what their setup script made)
@@ -49,3 +50,7 @@ bench-shard:  ## 100,000 samples of 2,000 tokens through reconstruct and audit; 
 
 test-fast:  ## what needs no engine, no browser and no Airflow
 	@$(PYTHON) -m local.run_tests --fast
+
+test-sglang:  ## only what runs on a real SGLang server on the CPU
+	@$(PYTHON) -m local.install airflow sglang model
+	@$(PYTHON) -m local.run_tests --sglang

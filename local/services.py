@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from local import model
 from local.airflow_server import COMPONENTS, AirflowServer
-from local.environments import AIRFLOW, ENVIRONMENTS, VLLM_CPU, only_one
+from local.environments import AIRFLOW, GPU, VLLM_CPU, only_one
 from local.errors import LocalError, exit_with_sentence
 from local.gpu_host import GpuHost
 from local.places import MODEL, Places
@@ -105,8 +105,9 @@ class Services:
         }
 
     def check_installed(self) -> None:
-        """LocalError unless all environments and the model are there."""
-        lacking = [name for name, env in ENVIRONMENTS.items() if not env.is_complete(self.places.cache)]
+        """LocalError unless the three services' environments and the model are there."""
+        needed = {"airflow": AIRFLOW, "gpu": GPU, "vllm": VLLM_CPU}
+        lacking = [name for name, env in needed.items() if not env.is_complete(self.places.cache)]
         lacking += [] if model.is_complete(self.places.cache) else ["model"]
         if lacking:
             raise LocalError(

