@@ -72,6 +72,15 @@ class TextAnswer:
     deltas: tuple[tuple[str, str], ...] = ()
     token_bytes: tuple[bytes, ...] = ()
 
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> TextAnswer:
+        """From a GenerationRecord's `text`, as JSON gives it back."""
+        known = dict(value)
+        calls = tuple(ToolCall(**call) for call in known.pop("tool_calls", ()))
+        deltas = tuple((str(field), str(text)) for field, text in known.pop("deltas", ()))
+        token_bytes = tuple(bytes(token) for token in known.pop("token_bytes", ()))
+        return cls(**known, tool_calls=calls, deltas=deltas, token_bytes=token_bytes)
+
 
 @dataclass(frozen=True)
 class GenerationRecord:

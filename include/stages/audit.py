@@ -12,7 +12,7 @@ from include.core.errors import AuditFailure
 from include.core.files import file_digest, read_json, write_json
 from include.core.parquet import read_metadata, read_rows
 from include.core.paths import Shard
-from include.core.records import TokenSample
+from include.core.records import Capture, TokenSample
 from include.core.schema import PROMPTS, SAMPLES
 from include.engines.ledger import Ledger
 from include.stages import audit_report
@@ -97,28 +97,38 @@ def _compare(audit: Audit, path: Path, expected: Iterator[TokenSample]) -> None:
 
 
 def _expected(work: Work) -> Iterator[TokenSample]:
-    """What prompts and ledger say the samples are; of an answer that came as text, only the prompt."""
+    """What prompts and ledger say the samples are. Where answers came as text, a sample for each turn with nothing but
+    its prompt: whether turns merge can't be told without their ids.
+    """
     with Ledger(work.shard.ledger) as ledger:
         for walked in answered(work, ledger):
-            yield from samples_of([_turn(walked, at) for at in range(len(walked.turns))])
+            turns = [_turn(walked, at) for at in range(len(walked.turns))]
+            if any(asked.record.text for asked in walked.turns):
+                alone = [sample for turn in turns for sample in samples_of([turn])]
+                yield from sorted(alone, key=lambda sample: sample.sample_id)
+            else:
+                yield from samples_of(turns)
 
 
 def _turn(walked: Walked, at: int) -> Turn:
     asked = walked.turns[at]
     ids = np.asarray(asked.record.output_ids, np.int32)
-    return Turn(asked.request.sample_id, asked.prompt_ids, ids, "direct", 0, True, "", "", "", "", "")
+    capture: Capture = "text" if asked.record.text else "direct"
+    return Turn(asked.request.sample_id, asked.prompt_ids, ids, capture, 0, True, "", "", "", "", "")
 
 
 def _differs(sample: TokenSample, wanted: TokenSample) -> str:
-    prompt = wanted.input_ids[: wanted.prompt_len]
-    if sample.prompt_len != wanted.prompt_len or not np.array_equal(
-        sample.input_ids[: wanted.prompt_len], prompt
-    ):
+    if wanted.capture == "text":
+        prompt = wanted.input_ids
+        same = sample.capture != "direct" and np.array_equal(sample.input_ids[: len(prompt)], prompt)
+        return "" if same else "it doesn't begin with the rendered prompt"
+    start = wanted.input_ids[: wanted.prompt_len]
+    if sample.prompt_len != wanted.prompt_len or not np.array_equal(sample.input_ids[: len(start)], start):
         return "its first prompt_len ids aren't the rendered prompt"
-    if sample.capture != "direct":
-        return ""
     if not np.array_equal(sample.input_ids, wanted.input_ids):
         return "its ids aren't the ones that the engine wrote"
+    if sample.capture != "direct":
+        return f"its capture is {sample.capture}, the engine gave ids"
     return "" if np.array_equal(sample.loss_mask, wanted.loss_mask) else "its mask isn't over the answers"
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from include.core.batched import batched
 from include.core.files import file_digest
 from include.core.parquet import parquet_writer, read_metadata
-from include.core.records import Ids, TextAnswer, TokenSample, ToolCall
+from include.core.records import Ids, TextAnswer, TokenSample
 from include.core.schema import SAMPLES
 from include.engines.ledger import Ledger
 from include.stages.turns import AFTER_ONE_LEFT_OUT, Asked, Walked, answered
@@ -115,18 +115,10 @@ def _direct(asked: Asked) -> Reconstruction:
 def _from_text(work: Work, asked: Sequence[Asked], offsets: Mapping[str, int]) -> list[Reconstruction]:
     target = work.target
     texts = [turn for turn in asked if turn.record.text]
-    answers = [_text_answer(turn) for turn in texts]
+    answers = [TextAnswer.of(turn.record.text or {}) for turn in texts]
     openings = [target.opening_of(turn.prompt_ids) for turn in texts]
     thinking = [opening.thinking if opening else "none" for opening in openings]
     return reconstruct(answers, thinking, target, offsets)
-
-
-def _text_answer(asked: Asked) -> TextAnswer:
-    value = dict(asked.record.text or {})
-    calls = tuple(ToolCall(**call) for call in value.pop("tool_calls", ()))
-    deltas = tuple((str(field), str(text)) for field, text in value.pop("deltas", ()))
-    token_bytes = tuple(bytes(token) for token in value.pop("token_bytes", ()))
-    return TextAnswer(**value, tool_calls=calls, deltas=deltas, token_bytes=token_bytes)
 
 
 def _offsets(work: Work, ledger: Ledger) -> dict[str, int]:
@@ -136,7 +128,7 @@ def _offsets(work: Work, ledger: Ledger) -> dict[str, int]:
     for batch in batched((turn for turn in islice(turns, _LEARN_FROM) if turn.record.text), _BATCH):
         for turn, one in zip(batch, _from_text(work, batch, {}), strict=True):
             if not one.left_out:
-                pairs.append((_text_answer(turn).provider, one.count_delta))
+                pairs.append((turn.record.provider, one.count_delta))
     learned = learn_offsets(pairs)
     for provider, offset in learned.items():
         if offset:

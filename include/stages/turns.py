@@ -6,18 +6,18 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import orjson
 
 from include.core.errors import LedgerError
 from include.core.parquet import Row, read_rows
-from include.core.records import Conversation, GenerationRecord, Ids, Message
+from include.core.records import Conversation, GenerationRecord, Ids, Message, TextAnswer
 from include.core.schema import PROMPTS
 from include.engines.client import Request
 from include.engines.ledger import Ledger
 from include.stages.work import Work
+from include.tokens.answers import reconstruct
 from include.tokens.prompts import PromptMaker, answer_positions, from_json, up_to
 from include.tokens.samples import message_of
 
@@ -59,8 +59,8 @@ class Requests:
     def rows(self) -> Iterator[tuple[Row, Request]]:
         """Every row of the prompts file with its first request, streamed."""
         for row in read_rows(self._work.shard.prompts, PROMPTS):
-            then = partial(self._next, from_json(row["conversation"]), ()) if row["conversation"] else None
-            yield row, self._request(row["sample_id"], row["prompt_ids"], then)
+            whole = from_json(row["conversation"]) if row["conversation"] else None
+            yield row, self._request(row["sample_id"], row["prompt_ids"], whole, ())
 
     def walk(self, row: Row, first: Request, ledger: Ledger) -> Walked:
         """Follows a conversation through the ledger to its end, to a turn that is left out, or to the first missing."""
@@ -80,32 +80,44 @@ class Requests:
             request = following
         return Walked(turns, {}, None, planned)
 
-    def _request(self, sample_id: str, prompt_ids: Ids, then: Any) -> Request:
+    def _request(
+        self, sample_id: str, prompt_ids: Ids, whole: Conversation | None, answers: tuple[Message, ...]
+    ) -> Request:
         digest = hashlib.sha256(self._decides + orjson.dumps(prompt_ids.tolist())).hexdigest()[:32]
+        then = partial(self._next, whole, prompt_ids, answers) if whole else None
         return Request(sample_id, digest, prompt_ids.tolist(), then)
 
     def _next(
-        self, conversation: Conversation, answers: tuple[Message, ...], record: GenerationRecord
+        self,
+        whole: Conversation,
+        prompt_ids: Ids,
+        answers: tuple[Message, ...],
+        record: GenerationRecord,
     ) -> Request | str | None:
         """The request after an answer; None at the end, or why the conversation can't go on."""
-        positions = answer_positions(conversation)
+        positions = answer_positions(whole)
         if len(answers) + 1 >= len(positions):
             return None
-        if record.outcome != "answered":
-            return record.reason
-        target = self._work.target
-        message = message_of(np.asarray(record.output_ids, np.int32), target)
+        message = self._message(prompt_ids, record)
         if message is None:
             return "an answer that no template can show"
         answers = (*answers, message)
-        prompt = up_to(conversation, positions[len(answers)], answers)
-        maker = PromptMaker(target, self._work.spec)
+        prompt = up_to(whole, positions[len(answers)], answers)
+        maker = PromptMaker(self._work.target, self._work.spec)
         ids = maker.render([prompt])[0]
         if isinstance(ids, str):
             return ids
-        if problem := maker.too_long(ids):
-            return problem
-        return self._request(prompt.sample_id, ids, partial(self._next, conversation, answers))
+        return maker.too_long(ids) or self._request(prompt.sample_id, ids, whole, answers)
+
+    def _message(self, prompt_ids: Ids, record: GenerationRecord) -> Message | None:
+        """The answer as history, from the ids that a sample would have."""
+        target = self._work.target
+        if not record.text:
+            return message_of(np.asarray(record.output_ids, np.int32), target)
+        opening = target.opening_of(prompt_ids)
+        thinking = opening.thinking if opening else "none"
+        (one,) = reconstruct([TextAnswer.of(record.text)], [thinking], target)
+        return None if one.left_out else message_of(one.output_ids, target)
 
 
 def planned_turns(row: Row) -> int:

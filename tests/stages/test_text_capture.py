@@ -11,6 +11,7 @@ import pytest
 
 from include.core.errors import AuditFailure
 from include.core.records import GenerationRecord, TextAnswer
+from include.engines.client import Request
 from include.engines.ledger import Ledger
 from include.stages import run_stage
 from include.stages.turns import Requests
@@ -20,30 +21,29 @@ from tests.conftest import MakeWork, rows
 STAGES = ("reconstruct", "audit", "export_parquet")
 
 
+def record(request: Request, answer: TextAnswer) -> GenerationRecord:
+    """The ledger's entry for an answer that came as text."""
+    return GenerationRecord(
+        *(request.sample_id, request.digest, "answered", "", answer.finish_reason),
+        output_ids=[],
+        prompt_tokens=None,
+        completion_tokens=answer.completion_tokens,
+        engine="openrouter",
+        provider=answer.provider,
+        model="m",
+        attempts=1,
+        seconds=0.1,
+        at="",
+        text=asdict(answer),
+    )
+
+
 def answered_as_text(work: Work, answers: list[TextAnswer]) -> None:
     """Renders the prompts and puts these answers into the ledger, in the prompts' order."""
     run_stage("render_prompts", work)
     with Ledger(work.shard.ledger) as ledger:
-        ledger.append(
-            GenerationRecord(
-                sample_id=request.sample_id,
-                request=request.digest,
-                outcome="answered",
-                reason="",
-                finish_reason=answer.finish_reason,
-                output_ids=[],
-                prompt_tokens=None,
-                completion_tokens=answer.completion_tokens,
-                engine="openrouter",
-                provider=answer.provider,
-                model="m",
-                attempts=1,
-                seconds=0.1,
-                at="",
-                text=asdict(answer),
-            )
-            for (_, request), answer in zip(Requests(work).rows(), answers, strict=True)
-        )
+        pairs = zip(Requests(work).rows(), answers, strict=True)
+        ledger.append(record(request, answer) for (_, request), answer in pairs)
 
 
 def counted(work: Work, text: str, off: int = 0, provider: str = "Chutes") -> TextAnswer:
@@ -105,3 +105,24 @@ def test_a_provider_that_is_off_on_average_fails_the_audit(make_work: MakeWork) 
     answered_as_text(work, [counted(work, f"It is {i}.", off=i % 3 + 1) for i in range(8)])
     with pytest.raises(AuditFailure, match=r"S07 .*Chutes counts \+1\.\d+ tokens"):
         exported(work)
+
+
+def test_turns_that_came_as_text_are_merged_and_pass(make_work: MakeWork) -> None:
+    talk = [
+        {"role": "user", "content": "Name a colour."},
+        {"role": "assistant", "content": "?"},
+        {"role": "user", "content": "And another?"},
+    ]
+    work = make_work([{"messages": talk}], prompts={"turns": "every"})
+    run_stage("render_prompts", work)
+    with Ledger(work.shard.ledger) as ledger:
+        ((_, request),) = Requests(work).rows()
+        first = record(request, counted(work, "Red."))
+        ledger.append([first])
+        following = request.then(first) if request.then else None
+        assert isinstance(following, Request), "the next prompt shows the text of the first answer"
+        ledger.append([record(following, counted(work, "Blue."))])
+    (row,) = exported(work)
+    assert work.target.decode([i for i, m in zip(row["input_ids"], row["loss_mask"], strict=True) if m]) == (
+        "Red.<|im_end|>Blue.<|im_end|>"
+    )
