@@ -10,7 +10,7 @@ from include.core.paths import Settings
 from include.core.profile import target_named
 from include.stages.audit import compare_metadata, watched, whole_file
 from include.tokens.audit import Audit
-from include.tokens.rules import Facts
+from include.tokens.case import Facts
 from include.tokens.target import load_target
 
 
