@@ -139,8 +139,9 @@ class Audit:
             for rule in RULES:
                 if fault := rule.check(case):
                     broken |= rule.severity == "error"
-                    around = self._around(case.sample, fault)
-                    self.findings[rule.code].add(case.sample.sample_id, fault.what, around, fault.position)
+                    finding = self.findings[rule.code]
+                    around = "" if finding.first else self._around(case.sample, fault)
+                    finding.add(case.sample.sample_id, fault.what, around, fault.position)
             if broken:
                 self.malformed.append(case.sample.sample_id)
 
