@@ -268,7 +268,7 @@ def evil_report(target: Target) -> dict[str, Any]:
             put(base, -1, *target.encode(f" {EVIL} ⟦\x1b[31m\u202e\n").tolist()),
             sample_id=EVIL,
             count_delta=7,
-            provider=EVIL,
+            provider=f"{EVIL}\n\x1b",
         ),
         replace(captured(base, EVIL), sample_id="t", finish_reason=EVIL),  # type: ignore[arg-type]
         replace(put(base, -1, drop=1), sample_id="u"),

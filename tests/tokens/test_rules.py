@@ -57,6 +57,21 @@ def test_a_dataset_may_allow_a_difference_in_counts_of_text_alone(kimi: Target, 
     assert broken(sample, facts).keys() == ({"A09"} if delta else set())
 
 
+@pytest.mark.parametrize(
+    ("length", "split", "caught"), [(100, 5, False), (100, 6, True), (10, 2, False), (10, 3, True)]
+)
+def test_five_in_a_hundred_or_two_in_a_short_answer_may_be_other_ids(
+    kimi: Target, length: int, split: int, caught: bool
+) -> None:
+    sample, paris = good(kimi, "off"), int(kimi.encode(" Paris")[0])
+    two = [kimi.tokenizer.id_of(b" P") or 0, kimi.tokenizer.id_of(b"aris") or 0]
+    words = [paris] * (length - 1 - 2 * split) + two * split
+    sample = put(sample, start(sample), *words, drop=len(sample.input_ids) - 1 - start(sample))
+    sample = replace(sample, round_trip_exact=False)
+    assert len(sample.input_ids) - sample.prompt_len == length
+    assert set(broken(sample, Facts(kimi, 4096))) == ({"A10"} if caught else set())
+
+
 # What a file alone can't show: the ids are as good as others. Rule S02 of the stage holds them against what was
 # rendered and what the engine wrote.
 UNSEEN: list[tuple[str, Change]] = [

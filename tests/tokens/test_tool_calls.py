@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from include.core.profile import ToolCallSyntax
@@ -60,8 +60,10 @@ def test_what_is_written_is_read_back(request: pytest.FixtureRequest, name: str,
         for index, (name, value) in enumerate(values)
     )
     content = data.draw(st.sampled_from(["", " Let me look.", "é\r\n"]))
-    if any(target.tokenizer.control_token_in(c.arguments) for c in calls):
-        return
+    for one in calls:
+        # Qwen3's tokenizer composes characters (NFC): other text can't come from its ids as it was
+        assume(target.decode(target.encode(one.arguments)) == one.arguments)
+        assume(not target.tokenizer.control_token_in(one.arguments))
     text = content + written(syntax_of(target), calls, after_text=bool(content))
     ids = target.tokenizer.encode_marked([text])[0]
     section = read(syntax_of(target), ids, target.tokenizer)
