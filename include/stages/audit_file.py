@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from include.core.errors import StorageError
 from include.core.parquet import read_metadata
@@ -10,8 +13,10 @@ from include.core.paths import Settings
 from include.core.profile import target_named
 from include.stages.audit import compare_metadata, watched, whole_file
 from include.tokens.audit import Audit
-from include.tokens.rules import Facts
+from include.tokens.case import Facts
 from include.tokens.target import load_target
+
+Value = TypeVar("Value")
 
 
 def audit_file(path: Path, settings: Settings, tokenizer: Path | None, target: str | None) -> Audit:
@@ -27,13 +32,25 @@ def audit_file(path: Path, settings: Settings, tokenizer: Path | None, target: s
     loaded = load_target(profile, tokenizer or settings.model_folder(profile))
     facts = Facts(
         loaded,
-        int(metadata.get("max_seq_len", 1 << 31)),
-        metadata.get("tools") == "true",
-        int(metadata.get("max_count_delta", 0)),
+        _said(path, metadata, "max_seq_len", 1 << 31),
+        _said(path, metadata, "tools", False),
+        _said(path, metadata, "max_count_delta", 0),
     )
+    _said(path, metadata, "special_tokens", {})
     audit = Audit(facts)
     for _ in watched(audit, path):
         pass
     compare_metadata(audit, metadata, {})
     whole_file(audit)
     return audit
+
+
+def _said(path: Path, metadata: Mapping[str, str], key: str, default: Value) -> Value:
+    """A JSON value of the metadata, of the default's type."""
+    try:
+        value = json.loads(metadata[key]) if key in metadata else default
+    except ValueError:
+        value = None
+    if not isinstance(value, type(default)):
+        raise StorageError(f"{path} says {key} {metadata[key][:40]!r}: that can't be.")
+    return value

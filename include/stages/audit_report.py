@@ -88,7 +88,8 @@ body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding
 h1{font-size:1.4rem}h1 b{padding:.1rem .6rem;border-radius:.3rem;color:#fff}
 .pass{background:#1a7f4b}.fail{background:#b3261e}
 table{border-collapse:collapse;width:100%;margin:1rem 0}th,td{text-align:left;padding:.35rem .6rem;vertical-align:top;
-border-bottom:1px solid #dfe5ea}td.n{text-align:right;font-variant-numeric:tabular-nums}tr.ok{color:#5b6b79}
+border-bottom:1px solid #dfe5ea}tr.ok{color:#5b6b79}
+.n{text-align:right;font-variant-numeric:tabular-nums}td:last-child{overflow-wrap:anywhere}
 tr.error td:first-child{border-left:4px solid #b3261e}tr.warning td:first-child{border-left:4px solid #b58100}
 code{font:13px/1.5 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere}
 code{background:#f2f5f7;padding:0 .2rem}
@@ -105,8 +106,8 @@ def page(label: str, report: dict[str, Any]) -> str:
         for key in ("samples", "answers", "tokens", "supervised_tokens", "exact_round_trip_share", "captures")
     )
     providers = "".join(
-        f"<tr><td>{html.escape(name)}</td><td class=n>{p['samples']}</td><td class=n>{p['count_delta_mean']}</td>"
-        f"<td class=n>{p['usual_start_share']}</td></tr>"
+        f"<tr><td>{html.escape(name)}</td><td class=n>{p['samples']}</td>"
+        f"<td class=n>{_number(p['count_delta_mean'])}</td><td class=n>{_number(p['usual_start_share'])}</td></tr>"
         for name, p in report["providers"].items()
     )
     rules = "".join(_rule_row(rule) for rule in report["rules"])
@@ -115,8 +116,9 @@ def page(label: str, report: dict[str, Any]) -> str:
         f"<title>Audit of {html.escape(label)}: {verdict}</title><style>{_STYLE}</style>"
         f'<h1>Audit of {html.escape(label)} <b class="{verdict}">{verdict}</b></h1>'
         f"<table>{facts}</table>"
-        f"<table><tr><th>rule<th>holds<th>broken<th>first samples, and the first place</tr>{rules}</table>"
-        f"<table><tr><th>provider<th>samples<th>mean difference of token counts<th>share that begins as usual</tr>"
+        f"<table><tr><th>rule<th>holds<th class=n>broken<th>first samples, and the first place</tr>{rules}</table>"
+        f"<table><tr><th>provider<th class=n>samples<th class=n>mean difference of token counts"
+        f"<th class=n>share that begins as usual</tr>"
         f"{providers}</table></html>\n"
     )
 
@@ -127,9 +129,10 @@ def _rule_row(rule: dict[str, Any]) -> str:
     about = ""
     if first:
         text = html.escape(first["text"]).replace("⟦", "<mark>").replace("⟧", "</mark>")
-        ids = ", ".join(html.escape(s) for s in rule["sample_ids"])
-        place = "" if first["position"] is None else f" at position {first['position']}"
-        about = f"{ids}<br>{html.escape(first['what'])}{place}" + (f"<br><code>{text}</code>" if text else "")
+        more = ", …" if rule["count"] > NAMED else ""
+        ids = html.escape(", ".join(rule["sample_ids"]) + more)
+        place = "" if first["position"] is None else f"at {first['position']}: "
+        about = f"{ids}<br>{place}{html.escape(first['what'])}" + (f"<br><code>{text}</code>" if text else "")
     return (
         f'<tr class="{kind}"><td>{rule["code"]}</td><td>{html.escape(rule["sentence"])}</td>'
         f"<td class=n>{rule['count']}</td><td>{about}</td></tr>"
@@ -140,3 +143,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return html.escape(", ".join(f"{key} {n}" for key, n in value.items())) or "–"
     return html.escape(str(value))
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else str(value)

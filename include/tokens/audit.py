@@ -11,8 +11,8 @@ import numpy as np
 
 from include.core.batched import batched
 from include.core.records import TokenSample
-from include.tokens.rules import RULES, Case, Facts, Fault, Severity, answers_of
-from include.tokens.samples import recoded
+from include.tokens.case import Case, Facts, cases
+from include.tokens.rules import RULES, Fault, Severity
 
 NAMED = 5
 _AROUND = 12
@@ -32,6 +32,7 @@ class Finding:
 
     def add(self, sample_id: str, what: str, around: str = "", position: int | None = None) -> None:
         """Counts a fault; the first is kept with its surroundings, the first five are named."""
+        sample_id, what = _visible(sample_id), _visible(what)
         self.count += 1
         if len(self.sample_ids) < NAMED and sample_id:
             self.sample_ids.append(sample_id)
@@ -51,6 +52,7 @@ class Statistics:
     captures: Counter[str] = field(default_factory=Counter)
     count_delta_sum: Counter[str] = field(default_factory=Counter)
     counted: Counter[str] = field(default_factory=Counter)
+    text_starts: Counter[str] = field(default_factory=Counter)
     usual_starts: Counter[str] = field(default_factory=Counter)
     by_provider: Counter[str] = field(default_factory=Counter)
 
@@ -67,20 +69,18 @@ class Statistics:
         if s.count_delta is not None:
             self.counted[s.provider] += 1
             self.count_delta_sum[s.provider] += s.count_delta
-        start = case.answers[0][0]
-        usual = case.facts.target.profile.usual_start
-        if usual and case.facts.target.decode(case.known_ids[start : start + 1]).startswith(usual):
-            self.usual_starts[s.provider] += 1
+        if usual := case.facts.target.profile.usual_start:
+            for answer in case.answers:
+                self.text_starts[s.provider] += answer.begins_with_text
+                self.usual_starts[s.provider] += answer.begins_with_text and answer.text.startswith(usual)
 
     def as_dict(self) -> dict[str, Any]:
         """For audit.json: sums, and shares per provider."""
         providers = {
             name: {
                 "samples": n,
-                "count_delta_mean": round(self.count_delta_sum[name] / self.counted[name], 4)
-                if self.counted[name]
-                else None,
-                "usual_start_share": round(self.usual_starts[name] / n, 4),
+                "count_delta_mean": _share(self.count_delta_sum[name], self.counted[name]),
+                "usual_start_share": _share(self.usual_starts[name], self.text_starts[name]),
             }
             for name, n in sorted(self.by_provider.items())
         }
@@ -93,6 +93,10 @@ class Statistics:
             "captures": dict(self.captures),
             "providers": providers,
         }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None
 
 
 class Audit:
@@ -129,20 +133,17 @@ class Audit:
         }
 
     def _check(self, batch: Sequence[TokenSample]) -> None:
-        spans = [answers_of(sample) for sample in batch]
-        parts = [s.input_ids[a:b] for s, runs in zip(batch, spans, strict=True) for a, b in runs]
-        again = iter(recoded(parts, self.facts.target))
-        for sample, runs in zip(batch, spans, strict=True):
-            case = Case(sample, self.facts, [next(again) for _ in runs])
+        for case in cases(batch, self.facts):
             self.statistics.add(case)
             broken = False
             for rule in RULES:
                 if fault := rule.check(case):
                     broken |= rule.severity == "error"
-                    around = self._around(sample, fault)
-                    self.findings[rule.code].add(sample.sample_id, fault.what, around, fault.position)
+                    finding = self.findings[rule.code]
+                    around = "" if finding.first else self._around(case.sample, fault)
+                    finding.add(case.sample.sample_id, fault.what, around, fault.position)
             if broken:
-                self.malformed.append(sample.sample_id)
+                self.malformed.append(case.sample.sample_id)
 
     def _around(self, sample: TokenSample, fault: Fault) -> str:
         """The decoded text around the place, control tokens visible, the token itself in ⟦ ⟧."""
@@ -151,4 +152,11 @@ class Audit:
             return ""
         decode = self.facts.target.decode
         before, after = ids[max(0, at - _AROUND) : at], ids[at + 1 : at + 1 + _AROUND]
-        return f"…{decode(before)}⟦{decode(ids[at : at + 1])}⟧{decode(after)}…"
+        return f"…{_visible(decode(before))}⟦{_visible(decode(ids[at : at + 1]))}⟧{_visible(decode(after))}…"
+
+
+def _visible(text: str) -> str:
+    """The text on one line, whatever it holds: line ends, terminal escapes, marks of direction and ⟦ ⟧ as escapes."""
+    return "".join(
+        c if c.isprintable() and c not in "⟦⟧" else c.encode("unicode_escape").decode() for c in text
+    )

@@ -2,94 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import codecs
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from include.core.records import Ids, TokenSample
-from include.tokens.target import Opening, Target
-from include.tokens.tokenizer import places
-from include.tokens.tool_calls import read, section_end, tool_tokens
+from include.tokens.case import Answer, Case
+from include.tokens.case import Facts as Facts
+from include.tokens.tool_calls import read
 
 Severity = Literal["error", "warning"]
 
 _WITHIN = 0.05
 _CAPTURES = ("direct", "logprobs", "text")
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What every sample of a file is held against. `tools`: whether the dataset's answers may call tools."""
-
-    target: Target
-    max_seq_len: int
-    tools: bool = False
-    max_count_delta: int = 0
-
-    @cached_property
-    def is_control(self) -> NDArray[np.bool_]:
-        """[vocab_size], whether an id is a control token."""
-        table = np.zeros(self.target.vocab_size, np.bool_)
-        table[list(self.target.control_tokens.values())] = True
-        return table
-
-    @cached_property
-    def is_token(self) -> NDArray[np.bool_]:
-        """[vocab_size], whether any token has the id."""
-        return np.array([token is not None for token in self.target.tokenizer.token_bytes], np.bool_)
-
-    @cached_property
-    def tool_tokens(self) -> frozenset[int]:
-        """The control tokens of tool calls."""
-        return tool_tokens(self.target.profile.tool_calls, self.target.tokenizer)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A sample with what several rules need of it. `again` are its answers decoded and encoded again."""
-
-    sample: TokenSample
-    facts: Facts
-    again: Sequence[Ids]
-
-    @cached_property
-    def answers(self) -> list[tuple[int, int]]:
-        """[start, end) of each answer."""
-        return answers_of(self.sample)
-
-    @cached_property
-    def known_ids(self) -> Ids:
-        """input_ids, with −1 where no token has the id."""
-        ids = self.sample.input_ids
-        inside = (ids >= 0) & (ids < len(self.facts.is_token))
-        known = inside & self.facts.is_token[np.where(inside, ids, 0)]
-        return np.where(known, ids, -1).astype(np.int32)
-
-    @cached_property
-    def control_places(self) -> list[int]:
-        """Where control tokens stand inside answers, the last token of each answer left out."""
-        ids, places = self.known_ids, []
-        for start, end in self.answers:
-            part = ids[start : end - 1]
-            hits = np.flatnonzero(self.facts.is_control[np.where(part < 0, 0, part)] & (part >= 0))
-            places += [int(start + hit) for hit in hits]
-        return places
-
-    def opening(self, start: int) -> Opening | None:
-        """How the prompt opened the answer that begins at `start`."""
-        return self.facts.target.opening_of(np.ascontiguousarray(self.sample.input_ids[:start]))
-
-
-def answers_of(sample: TokenSample) -> list[tuple[int, int]]:
-    """The runs of ones in the mask; everything behind the prompt where there is none."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], (sample.loss_mask != 0).astype(np.int8), [0]])))
-    runs = [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    inside = [(a, min(b, len(sample.input_ids))) for a, b in runs if a < len(sample.input_ids)]
-    return inside or [(min(max(sample.prompt_len, 0), len(sample.input_ids)), len(sample.input_ids))]
 
 
 @dataclass(frozen=True)
@@ -120,56 +48,67 @@ def _lengths(case: Case) -> Fault | None:
 
 
 def _ids_in_range(case: Case) -> Fault | None:
-    unknown = np.flatnonzero(case.known_ids < 0)
-    if not len(unknown):
+    if not case.unknown:
         return None
-    at = int(unknown[0])
+    at = case.unknown[0]
     return Fault(f"id {case.sample.input_ids[at]}, vocabulary {case.facts.target.vocab_size}", at)
 
 
 def _ends_with_end_of_turn(case: Case) -> Fault | None:
     wanted = case.facts.target.end_of_turn
-    for start, end in case.answers:
-        last = int(case.sample.input_ids[end - 1]) if end > start else None
+    for answer in case.answers:
+        last = int(case.sample.input_ids[answer.end - 1]) if answer.end > answer.start else None
         if last != wanted:
-            return Fault(f"last id {last}, end of turn is {wanted}", end - 1)
+            return Fault(f"last id {last}, end of turn is {wanted}", max(answer.end - 1, 0))
     return None
 
 
 def _no_other_control_token(case: Case) -> Fault | None:
-    target = case.facts.target
-    allowed = {target.special_ids.get("thinking_open"), target.special_ids.get("thinking_close")}
-    allowed |= case.facts.tool_tokens
-    for at in case.control_places:
-        if int(case.sample.input_ids[at]) not in allowed:
-            name = target.decode([int(case.sample.input_ids[at])])
-            return Fault(f"control token {name} inside the answer", at)
+    special = case.facts.target.special_ids
+    thoughts = {special.get("thinking_open"), special.get("thinking_close")}
+    for answer in case.answers:
+        for at, id_ in answer.control:
+            if at != answer.end - 1 and id_ not in thoughts and id_ not in case.facts.tool_tokens:
+                return Fault(f"control token {case.facts.target.decode([id_])} inside the answer", at)
     return None
 
 
 def _prompt_ends_as_template(case: Case) -> Fault | None:
-    at = min(max(case.sample.prompt_len, 0), len(case.sample.input_ids))
-    if case.opening(at) is None:
-        return Fault("the prompt doesn't end with the template's generation prompt", at - 1)
+    ids = case.sample.input_ids
+    prompt_len = min(max(case.sample.prompt_len, 0), len(ids))
+    if case.facts.opening_before(ids, prompt_len) is None:
+        return Fault("the prompt doesn't end with the template's generation prompt", max(prompt_len - 1, 0))
     return None
 
 
 def _mask_covers_answers(case: Case) -> Fault | None:
-    s = case.sample
+    s, answers = case.sample, case.answers
     other = np.flatnonzero(s.loss_mask > 1)
     if len(other):
         return Fault(f"mask {s.loss_mask[other[0]]}, neither 0 nor 1", int(other[0]))
     prompt = np.flatnonzero(s.loss_mask[: max(s.prompt_len, 0)])
     if len(prompt):
         return Fault("mask 1 in the prompt", int(prompt[0]))
-    for start, _ in case.answers:
-        if start != s.prompt_len and case.opening(start) is None:
-            return Fault("mask 0 in the answer", start - 1)
-    first, last = case.answers[0][0], case.answers[-1][1]
-    if first != s.prompt_len or not np.any(s.loss_mask):
+    if answers[0].start != s.prompt_len or not np.any(s.loss_mask):
         return Fault("mask 0 where the first answer begins", s.prompt_len)
-    if last != len(s.input_ids):
-        return Fault("mask 0 at the end of the last answer", last)
+    for before, answer in pairwise(answers):
+        if answer.opening is None:
+            return Fault("mask 0 in the answer", before.end)
+        missed = _opened(case, before.end, answer.start)
+        if missed is not None:
+            return Fault("mask 0 over a whole answer", missed)
+    if answers[-1].end != len(s.input_ids):
+        return Fault("mask 0 at the end of the last answer", answers[-1].end)
+    return None
+
+
+def _opened(case: Case, start: int, end: int) -> int | None:
+    """Where the template opened an answer between two places, the second itself left out."""
+    for at, _ in case.control:
+        if start <= at < end and (opening := case.facts.opening_at(case.sample.input_ids, at)):
+            begins = at + len(opening.ids)
+            if begins < end:
+                return begins
     return None
 
 
@@ -185,21 +124,20 @@ def _within_length(case: Case) -> Fault | None:
 
 
 def _count_agrees(case: Case) -> Fault | None:
-    s, limit = case.sample, 0 if case.sample.capture == "direct" else case.facts.max_count_delta
+    s = case.sample
     if s.count_delta is None:
         return None if s.capture == "direct" else Fault("no token count to hold the text against")
-    return (
-        Fault(f"{s.provider} counted {s.count_delta:+d} tokens against ours")
-        if abs(s.count_delta) > limit
-        else None
-    )
+    limit = 0 if s.capture == "direct" else case.facts.max_count_delta
+    if abs(s.count_delta) > limit:
+        return Fault(f"{s.provider} counted {s.count_delta:+d} tokens against ours")
+    return None
 
 
 def _round_trip(case: Case) -> Fault | None:
-    for (start, end), again in zip(case.answers, case.again, strict=False):
-        differ = abs(len(again) - (end - start))
-        if differ > max(2, _WITHIN * (end - start)):
-            return Fault(f"{end - start} ids decode to text of {len(again)} ids", start)
+    for answer in case.answers:
+        length, again = answer.end - answer.start, len(answer.again)
+        if abs(again - length) > max(2, _WITHIN * length):
+            return Fault(f"{length} ids decode to text of {again} ids", answer.start)
     return None
 
 
@@ -212,87 +150,84 @@ def _direct_valid_utf8(case: Case) -> Fault | None:
 
 
 def _valid_utf8(case: Case) -> Fault | None:
-    for start, end in case.answers:
-        if "\ufffd" in (text := case.facts.target.decode(case.known_ids[start:end])):
-            before = text[: text.index("\ufffd")]
-            at = start + len(case.facts.target.tokenizer.encode_marked([before])[0])
-            return Fault("the answer holds U+FFFD or bytes that are no UTF-8", min(at, end - 1))
+    for answer in case.answers:
+        if "\ufffd" in answer.text:
+            return Fault("the answer holds U+FFFD or bytes that are no UTF-8", _first_invalid(case, answer))
     return None
+
+
+def _first_invalid(case: Case, answer: Answer) -> int:
+    """The first token that ends in, or breaks off, a replacement character."""
+    tokens, decoder = (
+        case.facts.target.tokenizer.token_bytes,
+        codecs.getincrementaldecoder("utf-8")("replace"),
+    )
+    for at in range(answer.start, answer.end):
+        id_ = int(case.sample.input_ids[at])
+        known = tokens[id_] if 0 <= id_ < len(tokens) else None
+        if "\ufffd" in decoder.decode(known or b""):
+            return at
+    return answer.end - 1
 
 
 def _thinking_closes(case: Case) -> Fault | None:
     close = case.facts.target.special_ids.get("thinking_close")
-    for start, end in case.answers:
-        opening = case.opening(start)
-        thinks = opening is not None and opening.thinking in ("in_prompt", "generated")
-        at = places(case.sample.input_ids[start:end], close)
-        if len(at) != thinks:
-            word = "once" if thinks else "never"
-            place = start + int(at[-1]) if len(at) else start
-            return Fault(f"thinking closes {len(at)} times, should {word}", place)
+    for answer in case.answers:
+        at = answer.places(close)
+        if len(at) != answer.thinks:
+            word = "once" if answer.thinks else "never"
+            return Fault(f"thinking closes {len(at)} times, should {word}", at[-1] if at else answer.start)
     return None
 
 
 def _thinking_opens(case: Case) -> Fault | None:
     open_ = case.facts.target.special_ids.get("thinking_open")
-    if open_ is None:
-        return None
-    for start, end in case.answers:
-        opening = case.opening(start)
-        at = places(case.sample.input_ids[start:end], open_)
-        wanted = [0] if opening is not None and opening.thinking == "generated" else []
-        if at.tolist() != wanted:
-            where = "should be the answer's first token" if wanted else "the prompt has it or nothing has"
-            return Fault(
-                f"thinking opens {len(at)} times in the answer: {where}",
-                start + int(at[-1] if len(at) else 0),
-            )
+    for answer in case.answers:
+        generated = answer.opening is not None and answer.opening.thinking == "generated"
+        at = answer.places(open_)
+        if at != ([answer.start] if generated else []):
+            where = "should be the answer's first token" if generated else "the prompt has it or nothing has"
+            place = at[-1] if at else answer.start
+            return Fault(f"thinking opens {len(at)} times in the answer: {where}", place)
     return None
 
 
 def _tool_calls(case: Case) -> Fault | None:
-    target, ids = case.facts.target, case.sample.input_ids
-    syntax = target.profile.tool_calls
-    if syntax is None or not case.facts.tool_tokens:
-        return None
-    close = target.special_ids.get("thinking_close")
-    for start, end in case.answers:
-        answer = case.known_ids[start:end]
-        first = next((i for i, id_ in enumerate(answer.tolist()) if id_ in case.facts.tool_tokens), None)
-        if first is None:
+    target, tool_tokens = case.facts.target, case.facts.tool_tokens
+    syntax, close = target.profile.tool_calls, target.special_ids.get("thinking_close")
+    for answer in case.answers:
+        first = next((at for at, id_ in answer.control if id_ in tool_tokens), None)
+        if first is None or syntax is None:
             continue
         if not case.facts.tools:
-            return Fault("a tool token in a dataset without tools", start + first)
-        if close is not None and close in ids[start + first : end]:
-            return Fault("a tool token inside the thoughts", start + first)
-        _, fault, _ = read(syntax, answer, target.tokenizer)
-        if fault:
-            return Fault(fault.what, start + fault.at)
-        behind = section_end(syntax, answer, target.tokenizer)
-        if target.decode(answer[behind:-1]).strip():
-            return Fault("text behind the tool calls", start + behind)
+            return Fault("a tool token in a dataset without tools", first)
+        if any(at > first for at in answer.places(close)):
+            return Fault("a tool token inside the thoughts", first)
+        ids = case.sample.input_ids[answer.start : answer.end]
+        section = read(syntax, ids, target.tokenizer)
+        if section.fault:
+            return Fault(section.fault.what, answer.start + section.fault.at)
+        if target.decode(ids[section.end : -1]).strip():
+            return Fault("text behind the tool calls", answer.start + section.end)
     return None
 
 
 def _not_empty(case: Case) -> Fault | None:
     target = case.facts.target
-    close = target.special_ids.get("thinking_close")
-    for start, end in case.answers:
-        closes = places(case.sample.input_ids[start:end], close)
-        begin = start + int(closes[-1]) + 1 if len(closes) else start
-        if not target.decode(case.known_ids[begin : end - 1]).strip():
+    for answer in case.answers:
+        closes = answer.places(target.special_ids.get("thinking_close"))
+        begin = closes[-1] + 1 if closes else answer.start
+        if not target.decode(case.sample.input_ids[begin : answer.end - 1]).strip():
             return Fault("nothing but white space is answered", begin)
     return None
 
 
 def _says_its_round_trip(case: Case) -> Fault | None:
-    ids = case.sample.input_ids
-    exact = all(
-        np.array_equal(ids[start:end], again)
-        for (start, end), again in zip(case.answers, case.again, strict=False)
-    )
-    said = case.sample.round_trip_exact
-    return None if exact == said else Fault(f"round_trip_exact says {said}, it is {exact}")
+    ids, said = case.sample.input_ids, case.sample.round_trip_exact
+    changed = [a.start for a in case.answers if not np.array_equal(ids[a.start : a.end], a.again)]
+    if said == (not changed):
+        return None
+    return Fault(f"round_trip_exact says {said}, it is {not said}", changed[0] if changed else None)
 
 
 def _says_its_capture(case: Case) -> Fault | None:
@@ -304,10 +239,10 @@ def _starts_as_usual(case: Case) -> Fault | None:
     usual = case.facts.target.profile.usual_start
     if not usual or case.sample.capture == "direct":
         return None
-    start, end = case.answers[0]
-    if case.facts.target.decode(case.known_ids[start : min(end, start + 2)]).startswith(usual):
-        return None
-    return Fault(f"{case.sample.provider}: the answer doesn't begin with {usual!r}", start)
+    for answer in case.answers:
+        if answer.begins_with_text and not answer.text.startswith(usual):
+            return Fault(f"{case.sample.provider}: the answer doesn't begin with {usual!r}", answer.start)
+    return None
 
 
 RULES: tuple[Rule, ...] = (

@@ -10,7 +10,7 @@ import numpy as np
 from include.core.records import Capture, Ids, Mask, Message, TokenSample
 from include.tokens.target import Target
 from include.tokens.tokenizer import places
-from include.tokens.tool_calls import read
+from include.tokens.tool_calls import Section, read
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ def samples_of(turns: Sequence[Turn]) -> Iterator[TokenSample]:
     """The samples of one conversation's turns, in order of their ids.
 
     A prompt that begins with everything read and written so far makes one longer sample, named after its last turn,
-    with the mask over each answer. A template that rewrites the history (it drops thoughts, for one) makes one sample
-    a turn: each answer stands in the context that the target had.
+    with the mask over each answer; it is as sure as the least sure of its turns. A template that rewrites the history
+    (it drops thoughts, for one) makes one sample a turn: each answer stands in the context that the target had.
     """
     groups: list[list[Turn]] = []
     ids: Ids = np.empty(0, np.int32)
@@ -48,6 +48,9 @@ def samples_of(turns: Sequence[Turn]) -> Iterator[TokenSample]:
     yield from sorted((_merged(group) for group in groups), key=lambda sample: sample.sample_id)
 
 
+_TRUST: tuple[Capture, ...] = ("direct", "logprobs", "text")
+
+
 def _merged(turns: Sequence[Turn]) -> TokenSample:
     first, last = turns[0], turns[-1]
     ids = np.concatenate([last.prompt_ids, last.output_ids])
@@ -55,14 +58,14 @@ def _merged(turns: Sequence[Turn]) -> TokenSample:
     for turn in turns:
         start = len(turn.prompt_ids)
         mask[start : start + len(turn.output_ids)] = 1
-    deltas = [turn.count_delta for turn in turns]
+    deltas = [turn.count_delta for turn in turns if turn.count_delta is not None]
     return TokenSample(
         sample_id=last.sample_id,
         input_ids=ids,
         loss_mask=mask,
         prompt_len=len(first.prompt_ids),
-        capture=last.capture,
-        count_delta=None if None in deltas else sum(delta or 0 for delta in deltas),
+        capture=max((turn.capture for turn in turns), key=_TRUST.index),
+        count_delta=max(deltas, key=abs) if len(deltas) == len(turns) else None,
         round_trip_exact=all(turn.round_trip_exact for turn in turns),
         engine=last.engine,
         provider=last.provider,
@@ -87,7 +90,13 @@ def message_of(output_ids: Ids, target: Target) -> Message | None:
     thoughts = ids[: closes[0]] if len(closes) else ids[:0]
     rest = ids[closes[0] + 1 :] if len(closes) else ids
     syntax = target.profile.tool_calls
-    calls, fault, start = read(syntax, rest, target.tokenizer) if syntax else ([], None, len(rest))
-    texts = target.decode(thoughts), target.decode(rest[:start])
-    broken = any("\ufffd" in text or target.tokenizer.control_token_in(text) for text in texts)
-    return None if fault or broken else Message("assistant", texts[1], texts[0], tuple(calls))
+    section = read(syntax, rest, target.tokenizer) if syntax else Section((), None, len(rest), len(rest))
+    reasoning, content = target.decode(thoughts), target.decode(rest[: section.start])
+    behind = target.decode(rest[section.end :])
+    if section.fault or behind.strip():
+        return None
+    if any("\ufffd" in text or target.tokenizer.control_token_in(text) for text in (reasoning, content)):
+        return None
+    if syntax and section.calls:
+        content = content.removesuffix(syntax.after_content)
+    return Message("assistant", content, reasoning, section.calls)

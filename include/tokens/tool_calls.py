@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import zip_longest
 
 from include.core.profile import ToolCallSyntax
 from include.core.records import Ids, ToolCall
@@ -34,46 +35,32 @@ class CallFault:
     at: int
 
 
-def read(
-    syntax: ToolCallSyntax, ids: Ids, tokenizer: Tokenizer
-) -> tuple[list[ToolCall], CallFault | None, int]:
-    """(calls, first fault, index of the first tool token; len(ids) where there is none) of an answer's ids.
+@dataclass(frozen=True)
+class Section:
+    """The tool section of some ids, [start, end): its calls up to the first fault. If there is none, it is empty."""
+
+    calls: tuple[ToolCall, ...]
+    fault: CallFault | None
+    start: int
+    end: int
+
+
+def read(syntax: ToolCallSyntax, ids: Ids, tokenizer: Tokenizer) -> Section:
+    """The tool section of an answer's ids.
 
     The order of the control tokens is held against the syntax; then each call's text against its form, its arguments
-    as a JSON object, its id as the target writes ids.
+    as a JSON object, its id as the target writes ids. Nothing but white space may stand between calls.
     """
     form = _form(syntax, tokenizer)
-    places = [i for i, id_ in enumerate(ids.tolist()) if id_ in form.tokens]
+    places = [at for at, id_ in enumerate(ids.tolist()) if id_ in form.tokens]
     if not places:
-        return [], None, len(ids)
+        return Section((), None, len(ids), len(ids))
     calls: list[ToolCall] = []
-    seen = [int(ids[i]) for i in places]
-    fault_at = form.first_disorder(seen)
-    if fault_at is not None:
-        at = places[min(fault_at, len(places) - 1)]
-        name = tokenizer.decode([int(ids[at])])
-        unclosed = fault_at >= len(places)
-        return (
-            [],
-            CallFault(f"the tool section ends after {name}" if unclosed else f"{name} out of order", at),
-            places[0],
-        )
-    starts = range(len(form.before), len(places) - len(form.after), len(form.call))
-    for start in starts:
-        first, last = places[start], places[start + len(form.call) - 1]
-        text = tokenizer.decode(ids[first : last + 1])
-        call = form.parse(text)
-        if isinstance(call, str):
-            return calls, CallFault(call, first), places[0]
-        calls.append(call)
-    return calls, None, places[0]
-
-
-def section_end(syntax: ToolCallSyntax, ids: Ids, tokenizer: Tokenizer) -> int:
-    """Index behind the last tool token."""
-    form = _form(syntax, tokenizer)
-    places = [i for i, id_ in enumerate(ids.tolist()) if id_ in form.tokens]
-    return places[-1] + 1 if places else 0
+    for one in _calls(form, places, ids, tokenizer):
+        if isinstance(one, CallFault):
+            return Section(tuple(calls), one, places[0], places[-1] + 1)
+        calls.append(one)
+    return Section(tuple(calls), None, places[0], places[-1] + 1)
 
 
 def tool_tokens(syntax: ToolCallSyntax | None, tokenizer: Tokenizer) -> frozenset[int]:
@@ -81,89 +68,109 @@ def tool_tokens(syntax: ToolCallSyntax | None, tokenizer: Tokenizer) -> frozense
     return frozenset() if syntax is None else _form(syntax, tokenizer).tokens
 
 
+def _calls(
+    form: _Form, places: Sequence[int], ids: Ids, tokenizer: Tokenizer
+) -> Iterator[ToolCall | CallFault]:
+    """The calls in order, ended by the first fault."""
+    wrong = form.first_disorder([int(ids[at]) for at in places])
+    if wrong is not None:
+        at = places[min(wrong, len(places) - 1)]
+        name = tokenizer.decode([int(ids[at])])
+        what = f"{name} out of order" if wrong < len(places) else f"the tool section ends after {name}"
+        yield CallFault(what, at)
+        return
+    begin = places[0]
+    for start in range(len(form.before), len(places) - len(form.after), len(form.call)):
+        first, last = places[start], places[start + len(form.call) - 1]
+        between = [id_ for id_ in ids[begin:first].tolist() if id_ not in form.tokens]
+        if tokenizer.decode(between).strip():
+            yield CallFault("text between the tool calls", begin)
+            return
+        call = form.parse(tokenizer.decode(ids[first : last + 1]))
+        if isinstance(call, str):
+            yield CallFault(call, first)
+            return
+        yield call
+        begin = last + 1
+    if tokenizer.decode(ids[begin : places[-1]]).strip():
+        yield CallFault("text between the last tool call and the section's end", begin)
+
+
 @dataclass(frozen=True)
 class _Form:
+    """A syntax, ready to be read: its control tokens in order and the pattern of a call's text."""
+
     before: tuple[int, ...]
     call: tuple[int, ...]
     after: tuple[int, ...]
     pattern: re.Pattern[str]
     id_pattern: re.Pattern[str] | None
-
-    @property
-    def tokens(self) -> frozenset[int]:
-        return frozenset((*self.before, *self.call, *self.after))
+    tokens: frozenset[int]
 
     def first_disorder(self, seen: Sequence[int]) -> int | None:
-        """Where the control tokens leave before, one or more calls, after; None where they don't."""
-        at = 0
-        for wanted in self.before:
-            if at >= len(seen) or seen[at] != wanted:
-                return at
-            at += 1
-        calls = 0
-        while at < len(seen) and seen[at] == self.call[0]:
-            for wanted in self.call:
-                if at >= len(seen) or seen[at] != wanted:
-                    return at
-                at += 1
-            calls += 1
-        if not calls:
-            return at
-        for wanted in self.after:
-            if at >= len(seen) or seen[at] != wanted:
-                return at
-            at += 1
-        return at if at < len(seen) else None
+        """The first control token that isn't `before`, one or more times `call`, `after`; None where all are."""
+        wanted = (*self.before, *self.call * max(1, seen.count(self.call[0])), *self.after)
+        return next((at for at, (a, b) in enumerate(zip_longest(seen, wanted)) if a != b), None)
 
     def parse(self, text: str) -> ToolCall | str:
         """The call, or what is wrong with it."""
         found = self.pattern.fullmatch(text)
         if not found:
             return "a tool call isn't in the target's form"
-        fields = found.groupdict()
-        arguments = fields.get("arguments") or ""
+        fields = found.groupdict(default="")
         try:
-            value = json.loads(arguments)
-        except ValueError as error:
+            value = json.loads(fields["arguments"])
+        except (ValueError, RecursionError) as error:
             return f"a tool call's arguments aren't JSON ({error})"
         if not isinstance(value, dict):
             return "a tool call's arguments aren't a JSON object"
-        call_id, name = fields.get("id") or "", fields.get("name") or ""
+        call_id, name = fields.get("id", ""), fields.get("name", "")
         if self.id_pattern:
-            own = self.id_pattern.fullmatch(call_id.strip())
+            own = self.id_pattern.fullmatch(call_id)
             if not own:
-                return f"the tool call id {call_id.strip()[:40]!r} isn't in the target's form"
+                return f"the tool call id {call_id[:40]!r} isn't in the target's form"
             name = own.group("name")
-        return ToolCall(call_id.strip(), name.strip(), arguments)
+        return ToolCall(call_id, name, fields["arguments"])
+
+
+# White space may stand around every field. The patterns are possessive or greedy where white space meets a field, so
+# that ten thousand blanks cost no more than ten thousand steps.
+_FIELDS = {
+    "id": r"\s*+(?P<id>\S*?)\s*+",
+    "name": r"\s*+(?P<name>\S*?)\s*+",
+    "arguments": r"\s*+(?P<arguments>.*\S)?\s*",
+}
+
+
+def _form(syntax: ToolCallSyntax, tokenizer: Tokenizer) -> _Form:
+    text = syntax.before + syntax.call + syntax.after
+    control = tuple((name, id_) for name, id_ in tokenizer.control_tokens.items() if name in text)
+    return _compiled(syntax, control)
 
 
 @lru_cache(maxsize=8)
-def _compiled(syntax_json: str, control: tuple[tuple[str, int], ...]) -> _Form:
-    syntax = ToolCallSyntax.model_validate_json(syntax_json)
+def _compiled(syntax: ToolCallSyntax, control: tuple[tuple[str, int], ...]) -> _Form:
     ids = dict(control)
     names = re.compile("|".join(re.escape(name) for name in sorted(ids, key=len, reverse=True)))
 
     def tokens(text: str) -> tuple[int, ...]:
         return tuple(ids[name] for name in names.findall(text))
 
-    first = syntax.call.index(names.search(syntax.call).group())  # type: ignore[union-attr]
-    last = max(found.end() for found in names.finditer(syntax.call))
-    pieces = _PLACE.split(syntax.call[first:last])
-    pattern = "".join(
-        rf"(?P<{p}>.*?)" if i % 2 else re.sub(r"(?:\\ |\\\n|\s)+", r"\\s*", re.escape(p))
-        for i, p in enumerate(pieces)
-    )
+    marks = [found.span() for found in names.finditer(syntax.call)]
+    pieces = _PLACE.split(syntax.call[marks[0][0] : marks[-1][1]])
+    pattern = "".join(_FIELDS[p] if i % 2 else _loosely(p) for i, p in enumerate(pieces))
     id_form = re.escape(syntax.id).replace(r"\{name\}", r"(?P<name>[\w.-]+)").replace(r"\{index\}", r"\d+")
+    before, call, after = tokens(syntax.before), tokens(syntax.call), tokens(syntax.after)
     return _Form(
-        tokens(syntax.before),
-        tokens(syntax.call),
-        tokens(syntax.after),
+        before,
+        call,
+        after,
         re.compile(pattern, re.DOTALL),
         re.compile(id_form) if syntax.id else None,
+        frozenset((*before, *call, *after)),
     )
 
 
-def _form(syntax: ToolCallSyntax, tokenizer: Tokenizer) -> _Form:
-    text = syntax.before + syntax.call + syntax.after
-    control = tuple((name, id_) for name, id_ in tokenizer.control_tokens.items() if name in text)
-    return _compiled(syntax.model_dump_json(), control)
+def _loosely(text: str) -> str:
+    """A pattern for the text in which white space may be any, or none."""
+    return r"\s*+".join(re.escape(word) for word in re.split(r"\s+", text))
