@@ -17,7 +17,7 @@ from include.core.schema import PROMPTS, SAMPLES
 from include.engines.ledger import Ledger
 from include.stages import audit_report
 from include.stages.report import section
-from include.stages.turns import Walked, answered, planned_turns
+from include.stages.turns import Asked, answered, planned_turns
 from include.stages.work import Report, Work
 from include.tokens.audit import Audit
 from include.tokens.rules import Facts
@@ -32,8 +32,9 @@ SHARD_RULES = {
     "S06": "the file has samples",
     "S07": "on average a provider counts as many tokens as there are",
     "S08": "seq_len is the number of ids",
+    "S09": "all answers decoded and encoded again differ in length by 5% at most",
 }
-_MEAN = 0.5
+_MEAN, _WITHIN = 0.5, 0.05
 
 
 def run(work: Work) -> Report:
@@ -98,11 +99,12 @@ def _compare(audit: Audit, path: Path, expected: Iterator[TokenSample]) -> None:
 
 def _expected(work: Work) -> Iterator[TokenSample]:
     """What prompts and ledger say the samples are. Where answers came as text, a sample for each turn with nothing but
-    its prompt: whether turns merge can't be told without their ids.
+    its prompt: whether turns merge can't be told without their ids. Its count_delta is then the whole count.
     """
+    offsets = (section(work.shard, "reconstruct") or {}).get("count_offsets", {})
     with Ledger(work.shard.ledger) as ledger:
         for walked in answered(work, ledger):
-            turns = [_turn(walked, at) for at in range(len(walked.turns))]
+            turns = [_turn(asked, offsets) for asked in walked.turns]
             if any(asked.record.text for asked in walked.turns):
                 alone = [sample for turn in turns for sample in samples_of([turn])]
                 yield from sorted(alone, key=lambda sample: sample.sample_id)
@@ -110,18 +112,27 @@ def _expected(work: Work) -> Iterator[TokenSample]:
                 yield from samples_of(turns)
 
 
-def _turn(walked: Walked, at: int) -> Turn:
-    asked = walked.turns[at]
-    ids = np.asarray(asked.record.output_ids, np.int32)
-    capture: Capture = "text" if asked.record.text else "direct"
-    return Turn(asked.request.sample_id, asked.prompt_ids, ids, capture, 0, True, "", "", "", "", "")
+def _turn(asked: Asked, offsets: dict[str, int]) -> Turn:
+    record = asked.record
+    ids = np.asarray(record.output_ids, np.int32)
+    capture: Capture = "text" if record.text else "direct"
+    count = record.completion_tokens
+    delta = None if count is None else count - offsets.get(record.provider, 0) - len(ids)
+    return Turn(asked.request.sample_id, asked.prompt_ids, ids, capture, delta, True, "", "", "", "", "")
 
 
 def _differs(sample: TokenSample, wanted: TokenSample) -> str:
     if wanted.capture == "text":
         prompt = wanted.input_ids
-        same = sample.capture != "direct" and np.array_equal(sample.input_ids[: len(prompt)], prompt)
-        return "" if same else "it doesn't begin with the rendered prompt"
+        if sample.capture == "direct" or not np.array_equal(sample.input_ids[: len(prompt)], prompt):
+            return "it doesn't begin with the rendered prompt"
+        alone, count = sample.prompt_len == len(prompt), wanted.count_delta
+        ours = len(sample.input_ids) - len(prompt)
+        if alone and count is not None and sample.count_delta != count - ours:
+            return (
+                f"the ledger counts {count} tokens, there are {ours} and count_delta is {sample.count_delta}"
+            )
+        return ""
     start = wanted.input_ids[: wanted.prompt_len]
     if sample.prompt_len != wanted.prompt_len or not np.array_equal(sample.input_ids[: len(start)], start):
         return "its first prompt_len ids aren't the rendered prompt"
@@ -147,7 +158,7 @@ def _books(work: Work, audit: Audit) -> None:
 
 
 def whole_file(audit: Audit) -> None:
-    """The rules about a file as a whole: S06 and S07."""
+    """The rules about a file as a whole: S06, S07 and S09."""
     has_samples, mean = audit.rule("S06", SHARD_RULES["S06"]), audit.rule("S07", SHARD_RULES["S07"])
     if not audit.statistics.samples:
         has_samples.add("", "it has none")
@@ -155,6 +166,10 @@ def whole_file(audit: Audit) -> None:
         off = audit.statistics.count_delta_sum[provider] / counted
         if abs(off) > _MEAN:
             mean.add("", f"{provider} counts {off:+.2f} tokens against ours on average")
+    round_trip = audit.rule("S09", SHARD_RULES["S09"])
+    share = audit.statistics.as_dict()["round_trip_difference"]
+    if share is not None and share > _WITHIN:
+        round_trip.add("", f"they differ by {share:.1%}: is this the tokenizer that wrote them?")
 
 
 def _same_target(work: Work, audit: Audit) -> None:
@@ -170,6 +185,13 @@ def compare_metadata(audit: Audit, metadata: dict[str, str], now: dict[str, str]
     for key, value in (digests | now).items():
         if metadata.get(key) != value:
             rule.add("", f"{key} was {metadata.get(key, 'missing')[:12]}, is {value[:12]}")
-    said = json.loads(metadata.get("special_tokens", "{}"))
-    if said != target["special_tokens"]:
-        rule.add("", f"special tokens were {said}, are {target['special_tokens']}")
+    for key in ("special_tokens", "control_tokens"):
+        if _names(metadata.get(key, "")) != target[key]:
+            rule.add("", f"{key} were {metadata.get(key, 'missing')[:80]}, are others now")
+
+
+def _names(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

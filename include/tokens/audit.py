@@ -49,6 +49,7 @@ class Statistics:
     supervised_tokens: int = 0
     answers: int = 0
     exact_round_trips: int = 0
+    round_trip_difference: int = 0
     captures: Counter[str] = field(default_factory=Counter)
     count_delta_sum: Counter[str] = field(default_factory=Counter)
     counted: Counter[str] = field(default_factory=Counter)
@@ -64,6 +65,7 @@ class Statistics:
         self.supervised_tokens += int(np.count_nonzero(s.loss_mask))
         self.answers += len(case.answers)
         self.exact_round_trips += bool(s.round_trip_exact)
+        self.round_trip_difference += sum(abs(len(a.again) - (a.end - a.start)) for a in case.answers)
         self.captures[s.capture] += 1
         self.by_provider[s.provider] += 1
         if s.count_delta is not None:
@@ -90,6 +92,7 @@ class Statistics:
             "supervised_tokens": self.supervised_tokens,
             "answers": self.answers,
             "exact_round_trip_share": round(self.exact_round_trips / max(self.samples, 1), 4),
+            "round_trip_difference": _share(self.round_trip_difference, self.supervised_tokens),
             "captures": dict(self.captures),
             "providers": providers,
         }
