@@ -10,7 +10,8 @@ from typing import Any
 from include.core.errors import SpecError
 from include.core.records import Conversation, Ids, Message, ToolCall
 from include.core.spec import DatasetSpec
-from include.tokens.target import Target, escape_mark, strings_in, texts_of
+from include.tokens.conversations import escape_mark, strings_in, texts_of
+from include.tokens.target import Target
 from include.tokens.template import NotRendered
 
 

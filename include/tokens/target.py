@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,12 +12,13 @@ import numpy as np
 
 from include.core.errors import TargetError
 from include.core.profile import TargetProfile
-from include.core.records import Conversation, Ids, Message, ToolCall
+from include.core.records import Conversation, Ids, Message
+from include.tokens.conversations import escape_mark, strings_in, texts_of, with_own_call_ids
 from include.tokens.encoders import from_tiktoken_model, from_tokenizer_json
-from include.tokens.template import ChatTemplate, NotRendered, load_template, shipped_template
+from include.tokens.model_folder import end_ids
+from include.tokens.probes import ASKED, ASKED_AFTER_TOOL, MARKER, PROBE_TOOLS, compare_with_shipped
+from include.tokens.template import ChatTemplate, NotRendered, load_template
 from include.tokens.tokenizer import Tokenizer
-
-log = logging.getLogger(__name__)
 
 # none: the target has no thoughts. in_prompt: the thinking-open token ends the prompt. generated: the target writes it
 # itself. off: thoughts are closed in the prompt.
@@ -145,14 +145,14 @@ class Target:
         return {on: tuple(self._find_openings(on)) for on in (True, False)}
 
     def _find_openings(self, thinking: bool) -> Iterator[Opening]:
-        for probe in (_ASKED, _ASKED_AFTER_TOOL):
+        for probe in (ASKED, ASKED_AFTER_TOOL):
             try:
                 text = self.template.text(probe, thinking=thinking)
             except NotRendered:
-                if probe is _ASKED:
+                if probe is ASKED:
                     raise
                 continue  # a target without tools
-            after = text.rpartition(_MARKER)[2]
+            after = text.rpartition(MARKER)[2]
             control = self.tokenizer.control_token_in(after)
             if control is None:
                 continue
@@ -171,7 +171,7 @@ class Target:
     @cached_property
     def declares_tools(self) -> bool:
         """Whether the template shows declared tools to the target at all."""
-        return self.template.text(_ASKED, _PROBE_TOOLS) != self.template.text(_ASKED)
+        return self.template.text(ASKED, PROBE_TOOLS) != self.template.text(ASKED)
 
     def metadata(self) -> dict[str, Any]:
         """What every artefact says of its target."""
@@ -183,39 +183,6 @@ class Target:
             "special_tokens": dict(self.special_ids),
             "control_tokens": dict(self.control_tokens),
         }
-
-
-_MARKER = "Probe"
-_ASKED = (Message("user", _MARKER),)
-_ASKED_AFTER_TOOL = (
-    Message("user", "x"),
-    Message("assistant", "", tool_calls=(ToolCall("f:0", "f", "{}"),)),
-    Message("tool", _MARKER, tool_call_id="f:0", name="f"),
-)
-_PROBE_TOOLS = (
-    {
-        "type": "function",
-        "function": {
-            "name": "f",
-            "description": "d",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "a": {"type": "integer", "description": "e"},
-                    "b": {"enum": ["x", "y"], "type": "string", "default": "x"},
-                },
-                "required": ["a"],
-            },
-        },
-    },
-)
-_PROBES: tuple[tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]], ...] = (
-    (_ASKED, ()),
-    ((Message("system", "s"), *_ASKED), ()),
-    ((*_ASKED, Message("assistant", " a", reasoning=" r"), Message("user", "y")), ()),
-    (_ASKED, _PROBE_TOOLS),
-    (_ASKED_AFTER_TOOL, _PROBE_TOOLS),
-)
 
 
 def load_target(profile: TargetProfile, folder: Path) -> Target:
@@ -232,12 +199,19 @@ def load_target(profile: TargetProfile, folder: Path) -> Target:
             )
         roles[role] = tokenizer.control_tokens[text]
     target = Target(profile, tokenizer, template, roles)
+    ends = end_ids(folder)
+    if ends and target.end_of_turn not in ends:
+        raise TargetError(
+            f"generation_config.json in {folder} ends an answer with {tokenizer.decode(ends)}, "
+            f"the profile {profile.name} with {profile.special_tokens['end_of_turn']}.",
+            do="Fix `special_tokens` in the target's YAML.",
+        )
     if not target.openings(thinking=True):
         raise TargetError(
             f"The chat template in {folder} opens the answer with no control token.",
             do="Use the folder of the instruct model, template included.",
         )
-    _compare_with_shipped(target, folder)
+    compare_with_shipped(template, folder)
     return target
 
 
@@ -256,90 +230,3 @@ def _load_tokenizer(profile: TargetProfile, folder: Path) -> Tokenizer:
         do="Put the model's folder there (tokenizer.json or tiktoken.model, chat template), "
         "or set EAGLE3_MODELS_DIR to the folder that holds it.",
     )
-
-
-def _compare_with_shipped(target: Target, folder: Path) -> None:
-    """A model's own template renders, always; where it differs from the one we know, the log says so."""
-    if not target.profile.template:
-        return
-    shipped = replace(target.template, source=shipped_template(target.profile))
-    if shipped.source == target.template.source:
-        return
-    for thinking in (True, False):
-        for messages, tools in _PROBES:
-            own, known = (
-                _rendered(template, messages, tools, thinking) for template in (target.template, shipped)
-            )
-            if own != known:
-                log.warning(
-                    "the chat template in %s differs from the one known for %s; the folder's own is used. "
-                    "First difference: %r, known %r",
-                    folder,
-                    target.profile.name,
-                    *_first_difference(own, known),
-                )
-                return
-
-
-def _rendered(
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
-    thinking: bool,
-) -> str:
-    try:
-        return template.text(messages, tools, thinking=thinking)
-    except NotRendered as error:
-        return str(error)
-
-
-def _first_difference(a: str, b: str) -> tuple[str, str]:
-    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    start = max(0, at - 20)
-    return a[start : at + 40], b[start : at + 40]
-
-
-def texts_of(message: Message) -> Iterator[str]:
-    """Every text of a message."""
-    yield from (message.content, message.reasoning, message.tool_call_id, message.name)
-    for call in message.tool_calls:
-        yield from (call.id, call.name, call.arguments)
-
-
-def strings_in(value: Any) -> Iterator[str]:
-    """Every string of a JSON value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield str(key)
-            yield from strings_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from strings_in(item)
-
-
-def escape_mark(conversation: Conversation) -> str:
-    """A character that Unicode reserves for such use and that stands in none of the texts."""
-    texts = [text for message in conversation.messages for text in texts_of(message)]
-    for code in range(0xFDD0, 0xFDF0):
-        if not any(chr(code) in text for text in texts):
-            return chr(code)
-    raise NotRendered("A conversation holds all 32 noncharacters of Unicode.")
-
-
-def with_own_call_ids(messages: Sequence[Message], form: str) -> tuple[Message, ...]:
-    """Calls named in the target's form, numbered over the whole conversation, and the results along with them."""
-    renamed: dict[str, str] = {}
-    count = 0
-    out = []
-    for message in messages:
-        calls = []
-        for call in message.tool_calls:
-            own = form.format(name=call.name, index=count)
-            renamed[call.id] = own
-            calls.append(replace(call, id=own))
-            count += 1
-        result = renamed.get(message.tool_call_id, message.tool_call_id)
-        out.append(replace(message, tool_calls=tuple(calls), tool_call_id=result))
-    return tuple(out)
