@@ -13,7 +13,7 @@ import numpy as np
 from include.core.errors import TargetError
 from include.core.profile import TargetProfile
 from include.core.records import Conversation, Ids, Message
-from include.tokens.conversations import escape_mark, strings_in, texts_of, with_own_call_ids
+from include.tokens.conversations import escape_mark, escaped, texts_of, with_own_call_ids
 from include.tokens.encoders import from_tiktoken_model, from_tokenizer_json
 from include.tokens.model_folder import end_ids
 from include.tokens.probes import ASKED, ASKED_AFTER_TOOL, MARKER, PROBE_TOOLS, compare_with_shipped
@@ -77,36 +77,21 @@ class Target:
         `escape` keeps control tokens that the texts spell from being read as such. NotRendered where the template
         refuses one.
         """
-        marks = [escape_mark(c) if escape else "" for c in conversations]
+        prepared = [self._prepared(conversation) for conversation in conversations]
+        mark = escape_mark(prepared) if escape else ""
+        if mark:
+            prepared = [escaped(c, lambda text: self.tokenizer.escaped(text, mark)) for c in prepared]
         texts = [
-            self.template.text(
-                self._prepared(conversation, mark).messages,
-                conversation.tools,
-                thinking=thinking if conversation.thinking is None else conversation.thinking,
-            )
-            for conversation, mark in zip(conversations, marks, strict=True)
+            self.template.text(c.messages, c.tools, thinking=thinking if c.thinking is None else c.thinking)
+            for c in prepared
         ]
-        if not any(marks):
-            return self.tokenizer.encode_marked(texts)
-        return [
-            self.tokenizer.encode_marked([text], dropped=mark)[0]
-            for text, mark in zip(texts, marks, strict=True)
-        ]
+        return self.tokenizer.encode_marked(texts, dropped=mark)
 
-    def _prepared(self, conversation: Conversation, mark: str) -> Conversation:
-        """Thoughts taken out of the answers' text, calls named as the target names them, control text marked."""
+    def _prepared(self, conversation: Conversation) -> Conversation:
+        """Thoughts taken out of the answers' text, calls named as the target names them."""
         messages = tuple(self._split_thoughts(m) for m in conversation.messages)
         if self.profile.tool_calls and self.profile.tool_calls.id:
             messages = with_own_call_ids(messages, self.profile.tool_calls.id)
-        if mark:
-            messages = tuple(
-                replace(
-                    m,
-                    content=self.tokenizer.escaped(m.content, mark),
-                    reasoning=self.tokenizer.escaped(m.reasoning, mark),
-                )
-                for m in messages
-            )
         return replace(conversation, messages=messages)
 
     def _split_thoughts(self, message: Message) -> Message:
@@ -117,17 +102,13 @@ class Target:
         if message.role != "assistant" or message.reasoning or not content.startswith(opening):
             return message
         reasoning, found, answer = content.removeprefix(opening).partition(closing)
-        return (
-            replace(message, reasoning=reasoning.strip(), content=answer.lstrip("\n")) if found else message
-        )
+        if not found:
+            return message
+        return replace(message, reasoning=reasoning.strip("\n"), content=answer.lstrip("\n"))
 
     def forged_control_token(self, conversation: Conversation) -> str | None:
         """A control token that stands as text where the template would make it real."""
-        messages = (self._split_thoughts(m) for m in conversation.messages)
-        texts = (text for message in messages for text in texts_of(message))
-        found = (
-            self.tokenizer.control_token_in(text) for text in (*texts, *strings_in(list(conversation.tools)))
-        )
+        found = map(self.tokenizer.control_token_in, texts_of(self._prepared(conversation)))
         return next((token for token in found if token), None)
 
     def openings(self, *, thinking: bool) -> tuple[Opening, ...]:
@@ -157,9 +138,9 @@ class Target:
             if control is None:
                 continue
             ids = self.tokenizer.encode_marked([after[after.index(control) :]])[0]
-            yield Opening(ids, self._thinking_after(ids, asked=thinking))
+            yield Opening(ids, self._thinking_after(ids))
 
-    def _thinking_after(self, opening: Ids, *, asked: bool) -> Thinking:
+    def _thinking_after(self, opening: Ids) -> Thinking:
         if not self.profile.thinks:
             return "none"
         if self.special_ids["thinking_close"] in opening:
@@ -171,7 +152,15 @@ class Target:
     @cached_property
     def declares_tools(self) -> bool:
         """Whether the template shows declared tools to the target at all."""
-        return self.template.text(ASKED, PROBE_TOOLS) != self.template.text(ASKED)
+        try:
+            return self.template.text(ASKED, PROBE_TOOLS) != self.template.text(ASKED)
+        except NotRendered:
+            return False
+
+    @cached_property
+    def can_stop_thinking(self) -> bool:
+        """Whether the template has a way to keep the target from thinking."""
+        return all(opening.thinking in ("none", "off") for opening in self.openings(thinking=False))
 
     def metadata(self) -> dict[str, Any]:
         """What every artefact says of its target."""
