@@ -121,13 +121,14 @@ def _harmless(answer: TextAnswer, target: Target) -> TextAnswer:
 
 
 def _split_again(answer: TextAnswer, how: Thinking, target: Target) -> TextAnswer:
-    """Thoughts that a server left in the content (a parser that failed) are taken out of it."""
+    """Thoughts and answer that a server left in one field (a parser that failed) are taken apart."""
     special = target.profile.special_tokens
     close, open_ = special.get("thinking_close"), special.get("thinking_open", "")
     if close is None or how in ("off", "none"):
         return answer
-    if answer.content.count(close) == 1 and not answer.reasoning:
-        reasoning, _, content = answer.content.partition(close)
+    whole = answer.content or answer.reasoning
+    if whole.count(close) == 1 and not (answer.content and answer.reasoning):
+        reasoning, _, content = whole.partition(close)
         answer = replace(answer, reasoning=reasoning, content=content, deltas=())
     if open_ and answer.reasoning.startswith(open_):
         answer = replace(answer, reasoning=answer.reasoning.removeprefix(open_), deltas=())
@@ -208,11 +209,17 @@ def _other_readings(answer: TextAnswer, how: Thinking, target: Target) -> Iterat
     if how not in ("in_prompt", "generated"):
         return
     white = target.profile.thinking
-    after_open = white.after_open if how == "generated" else ("",)
-    for choice in product(after_open, white.before_close, white.after_close):
+    # where white space came, none was stripped
+    after_open = white.after_open if how == "generated" and not answer.reasoning[:1].isspace() else ("",)
+    before_close = white.before_close if not answer.reasoning[-1:].isspace() else ("",)
+    after_close = white.after_close if not answer.content[:1].isspace() else ("",)
+    for choice in product(after_open, before_close, after_close):
         if choice != _VERBATIM:
             text = "".join(text for _, text in _parts(answer, how, target, choice))
             yield target.tokenizer.encode_marked([text])[0]
+    if how == "generated" and not answer.reasoning:  # it answered without a thought
+        text = "".join(text for _, text in _parts(answer, "none", target, _VERBATIM))
+        yield target.tokenizer.encode_marked([text])[0]
 
 
 def _from_deltas(answer: TextAnswer, how: Thinking, target: Target) -> Ids | None:
@@ -236,14 +243,18 @@ def _from_deltas(answer: TextAnswer, how: Thinking, target: Target) -> Ids | Non
 def _from_token_bytes(answer: TextAnswer, how: Thinking, target: Target) -> Ids | None:
     """The ids of tokens whose bytes came with logprobs; the end of turn is set where the provider leaves it out.
 
-    None where a token has bytes that no token of the target has: then it wasn't this tokenizer.
+    None where they aren't this answer's: a token that the target doesn't have, another text, thoughts left out.
     """
     ids = [target.tokenizer.id_of(token) for token in answer.token_bytes]
     if not ids or None in ids:
         return None
-    if answer.finish_reason != "length" and ids[-1] != target.end_of_turn:
+    said = target.tokenizer.decode([id_ for id_ in ids if id_ is not None])
+    roles = {"in_prompt": ("thinking_close",), "generated": ("thinking_open", "thinking_close")}.get(how, ())
+    if any(target.special_ids.get(role) not in ids for role in roles):
+        return None
+    if any(text.strip() not in said for text in (answer.reasoning, answer.content)):
+        return None
+    ends = (target.end_of_turn, *map(target.control_tokens.get, target.profile.stop_texts))
+    if ids[-1] not in ends:
         ids.append(target.end_of_turn)
-    close = target.special_ids.get("thinking_close")
-    if how in ("in_prompt", "generated") and close not in ids:
-        return None  # the thoughts' tokens weren't reported
     return np.array(ids, np.int32)
