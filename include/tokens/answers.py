@@ -53,12 +53,38 @@ def reconstruct(
     reasons = [_why_not(a, how, target) for a, how in zip(tidy, thinking, strict=True)]
     certain = [_harmless(a, target) if reason else a for a, reason in zip(tidy, reasons, strict=True)]
     verbatim = _encoded(certain, thinking, target)
+    known = dict(offsets or {})
+    unknown = _constants(tidy, reasons, verbatim, target, known)
     return [
-        Reconstruction(ids, "text", _delta(a, ids, _offset(a, offsets)), reason)
+        Reconstruction(ids, "text", _delta(a, ids, known.get(a.provider, 0)), reason)
         if reason
-        else _chosen(a, how, target, ids, _offset(a, offsets))
+        else _chosen(a, how, target, ids, known.get(a.provider, 0), unknown.get(a.provider))
         for a, how, reason, ids in zip(tidy, thinking, reasons, verbatim, strict=True)
     ]
+
+
+def _constants(
+    answers: Sequence[TextAnswer],
+    reasons: Sequence[str],
+    verbatim: Sequence[Ids],
+    target: Target,
+    known: Mapping[str, int],
+) -> Mapping[str, int]:
+    """provider → what its counts differ by in most answers, where that is no stripped white space.
+
+    Where a target usually writes white space, most answers differ because parsers took it; where it usually writes
+    none, a constant is the provider's way to count, and white space made up for it would be wrong in every answer.
+    """
+    white = target.profile.thinking
+    if white.after_open[0] or white.before_close[0] or white.after_close[0]:
+        return {}
+    return learn_offsets(
+        [
+            (a.provider, _delta(a, ids, 0))
+            for a, ids, reason in zip(answers, verbatim, reasons, strict=True)
+            if not reason and a.provider not in known
+        ]
+    )
 
 
 def learn_offsets(
@@ -86,11 +112,9 @@ def learn_offsets(
 _ENOUGH, _MOST, _LARGEST = 5, 0.6, 3
 
 
-def _offset(answer: TextAnswer, offsets: Mapping[str, int] | None) -> int:
-    return (offsets or {}).get(answer.provider, 0)
-
-
-def _chosen(answer: TextAnswer, how: Thinking, target: Target, verbatim: Ids, offset: int) -> Reconstruction:
+def _chosen(
+    answer: TextAnswer, how: Thinking, target: Target, verbatim: Ids, offset: int, constant: int | None
+) -> Reconstruction:
     """The reading that the count agrees with: tokens reported one by one before text, text as it came before others."""
     reported = _from_token_bytes(answer, how, target)
     if reported is not None and _delta(answer, reported, offset) in (0, None):
@@ -99,7 +123,7 @@ def _chosen(answer: TextAnswer, how: Thinking, target: Target, verbatim: Ids, of
     if streamed is not None and _delta(answer, streamed, offset) == 0:
         return Reconstruction(streamed, "text", 0)
     delta = _delta(answer, verbatim, offset)
-    if delta:
+    if delta and delta != constant:
         for ids in _other_readings(answer, how, target):
             if _delta(answer, ids, offset) == 0:
                 return Reconstruction(ids, "text", 0)

@@ -302,6 +302,23 @@ def test_white_space_is_only_looked_for_where_none_came(kimi: Target) -> None:
     assert both.count_delta
 
 
+def test_a_provider_that_counts_one_more_is_no_stripped_white_space(kimi: Target, qwen3: Target) -> None:
+    """Once each of its answers got a newline that the target never wrote, and the count was right."""
+    batch = [TextAnswer(f" Because {i},", " Oi!", provider="P") for i in range(6)]
+    plain = [one(answer, kimi).output_ids for answer in batch]
+    batch = [replace(a, completion_tokens=len(ids) + 1) for a, ids in zip(batch, plain, strict=True)]
+    first = reconstruct(batch, ["in_prompt"] * 6, kimi)
+    assert [found.count_delta for found in first] == [1] * 6
+    offsets = learn_offsets([("P", found.count_delta) for found in first])
+    assert offsets == {"P": 1}
+    for found, ids in zip(reconstruct(batch, ["in_prompt"] * 6, kimi, offsets), plain, strict=True):
+        assert (found.output_ids.tolist(), found.count_delta) == (ids.tolist(), 0)
+    whole = ids_of(qwen3, "<think>", "\nI think.\n", "</think>", "\n\nYes.", "<|im_end|>")
+    stripped = [counted(TextAnswer("I think.", "Yes.", provider="P"), whole)] * 6
+    for found in reconstruct(stripped, ["generated"] * 6, qwen3):
+        assert (found.output_ids.tolist(), found.count_delta) == (whole, 0)
+
+
 # --- tokens as they were streamed, tokens as logprobs say -----------------------------------------------------------
 
 
