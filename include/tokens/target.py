@@ -187,6 +187,11 @@ def load_target(profile: TargetProfile, folder: Path) -> Target:
                 do="Fix `special_tokens` in the target's YAML, or use the tokenizer of that target.",
             )
         roles[role] = tokenizer.control_tokens[text]
+    if profile.thinks and "thinking_open" not in roles:
+        raise TargetError(
+            f"The profile {profile.name} says how thoughts end, not how they begin.",
+            do="Add `thinking_open` to `special_tokens` in the target's YAML.",
+        )
     target = Target(profile, tokenizer, template, roles)
     ends = end_ids(folder)
     if ends and target.end_of_turn not in ends:

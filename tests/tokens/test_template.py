@@ -267,6 +267,11 @@ def test_roles_that_arent_the_folders_are_refused(models_dir: Path, tmp_path: Pa
         TargetError, match=r"ends an answer with <\|im_end\|>, the profile .* <\|endoftext\|>"
     ):
         load_target(other, folder)
+    half = profile.model_copy(
+        update={"special_tokens": {"end_of_turn": "<|im_end|>", "thinking_close": "<jupyter_code>"}}
+    )
+    with pytest.raises(TargetError, match="how thoughts end, not how they begin"):
+        load_target(half, folder)
 
 
 def test_a_refusal_has_the_templates_words(models_dir: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import random
 import time
 import unicodedata
@@ -506,3 +507,12 @@ def test_deepseeks_file_is_right_and_the_class_that_its_config_names_is_wrong(
     assert auto(text, add_special_tokens=False)["input_ids"] == ours.tolist()
     named = transformers.LlamaTokenizerFast.from_pretrained(folder)
     assert " " not in named.decode(named(text, add_special_tokens=False)["input_ids"])
+
+
+def test_a_forked_process_encodes_too(qwen3: Target) -> None:
+    """Airflow forks for each task. A pool of threads that was kept hung in the child, where its threads are missing."""
+    texts = ["word " * 10_000] * 4
+    qwen3.tokenizer.encode(texts)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        (first, *_) = pool.apply_async(qwen3.tokenizer.encode, (texts,)).get(timeout=60)
+    assert np.array_equal(first, qwen3.encode(texts[0]))
