@@ -23,6 +23,7 @@ class TiktokenFile(Strict):
     """
 
     pattern: tuple[str, ...] = Field(min_length=1)
+    ranks: int = Field(ge=256, description="how many ranks the file has; a file cut short has fewer")
     control_tokens: dict[int, str]
     reserved: int = Field(ge=1, description="how many ids stand after the ranks")
     reserved_name: str = "<|reserved_token_{id}|>"

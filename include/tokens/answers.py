@@ -53,12 +53,38 @@ def reconstruct(
     reasons = [_why_not(a, how, target) for a, how in zip(tidy, thinking, strict=True)]
     certain = [_harmless(a, target) if reason else a for a, reason in zip(tidy, reasons, strict=True)]
     verbatim = _encoded(certain, thinking, target)
+    known = dict(offsets or {})
+    unknown = _constants(tidy, reasons, verbatim, target, known)
     return [
-        Reconstruction(ids, "text", _delta(a, ids, _offset(a, offsets)), reason)
+        Reconstruction(ids, "text", _delta(a, ids, known.get(a.provider, 0)), reason)
         if reason
-        else _chosen(a, how, target, ids, _offset(a, offsets))
+        else _chosen(a, how, target, ids, known.get(a.provider, 0), unknown.get(a.provider))
         for a, how, reason, ids in zip(tidy, thinking, reasons, verbatim, strict=True)
     ]
+
+
+def _constants(
+    answers: Sequence[TextAnswer],
+    reasons: Sequence[str],
+    verbatim: Sequence[Ids],
+    target: Target,
+    known: Mapping[str, int],
+) -> Mapping[str, int]:
+    """provider → what its counts differ by in most answers, where that is no stripped white space.
+
+    Where a target usually writes white space, most answers differ because parsers took it; where it usually writes
+    none, a constant is the provider's way to count, and white space made up for it would be wrong in every answer.
+    """
+    white = target.profile.thinking
+    if white.after_open[0] or white.before_close[0] or white.after_close[0]:
+        return {}
+    return learn_offsets(
+        [
+            (a.provider, _delta(a, ids, 0))
+            for a, ids, reason in zip(answers, verbatim, reasons, strict=True)
+            if not reason and a.provider not in known
+        ]
+    )
 
 
 def learn_offsets(
@@ -86,11 +112,9 @@ def learn_offsets(
 _ENOUGH, _MOST, _LARGEST = 5, 0.6, 3
 
 
-def _offset(answer: TextAnswer, offsets: Mapping[str, int] | None) -> int:
-    return (offsets or {}).get(answer.provider, 0)
-
-
-def _chosen(answer: TextAnswer, how: Thinking, target: Target, verbatim: Ids, offset: int) -> Reconstruction:
+def _chosen(
+    answer: TextAnswer, how: Thinking, target: Target, verbatim: Ids, offset: int, constant: int | None
+) -> Reconstruction:
     """The reading that the count agrees with: tokens reported one by one before text, text as it came before others."""
     reported = _from_token_bytes(answer, how, target)
     if reported is not None and _delta(answer, reported, offset) in (0, None):
@@ -99,7 +123,7 @@ def _chosen(answer: TextAnswer, how: Thinking, target: Target, verbatim: Ids, of
     if streamed is not None and _delta(answer, streamed, offset) == 0:
         return Reconstruction(streamed, "text", 0)
     delta = _delta(answer, verbatim, offset)
-    if delta:
+    if delta and delta != constant:
         for ids in _other_readings(answer, how, target):
             if _delta(answer, ids, offset) == 0:
                 return Reconstruction(ids, "text", 0)
@@ -121,13 +145,14 @@ def _harmless(answer: TextAnswer, target: Target) -> TextAnswer:
 
 
 def _split_again(answer: TextAnswer, how: Thinking, target: Target) -> TextAnswer:
-    """Thoughts that a server left in the content (a parser that failed) are taken out of it."""
+    """Thoughts and answer that a server left in one field (a parser that failed) are taken apart."""
     special = target.profile.special_tokens
     close, open_ = special.get("thinking_close"), special.get("thinking_open", "")
     if close is None or how in ("off", "none"):
         return answer
-    if answer.content.count(close) == 1 and not answer.reasoning:
-        reasoning, _, content = answer.content.partition(close)
+    whole = answer.content or answer.reasoning
+    if whole.count(close) == 1 and not (answer.content and answer.reasoning):
+        reasoning, _, content = whole.partition(close)
         answer = replace(answer, reasoning=reasoning, content=content, deltas=())
     if open_ and answer.reasoning.startswith(open_):
         answer = replace(answer, reasoning=answer.reasoning.removeprefix(open_), deltas=())
@@ -208,11 +233,17 @@ def _other_readings(answer: TextAnswer, how: Thinking, target: Target) -> Iterat
     if how not in ("in_prompt", "generated"):
         return
     white = target.profile.thinking
-    after_open = white.after_open if how == "generated" else ("",)
-    for choice in product(after_open, white.before_close, white.after_close):
+    # where white space came, none was stripped
+    after_open = white.after_open if how == "generated" and not answer.reasoning[:1].isspace() else ("",)
+    before_close = white.before_close if not answer.reasoning[-1:].isspace() else ("",)
+    after_close = white.after_close if not answer.content[:1].isspace() else ("",)
+    for choice in product(after_open, before_close, after_close):
         if choice != _VERBATIM:
             text = "".join(text for _, text in _parts(answer, how, target, choice))
             yield target.tokenizer.encode_marked([text])[0]
+    if how == "generated" and not answer.reasoning:  # it answered without a thought
+        text = "".join(text for _, text in _parts(answer, "none", target, _VERBATIM))
+        yield target.tokenizer.encode_marked([text])[0]
 
 
 def _from_deltas(answer: TextAnswer, how: Thinking, target: Target) -> Ids | None:
@@ -236,14 +267,18 @@ def _from_deltas(answer: TextAnswer, how: Thinking, target: Target) -> Ids | Non
 def _from_token_bytes(answer: TextAnswer, how: Thinking, target: Target) -> Ids | None:
     """The ids of tokens whose bytes came with logprobs; the end of turn is set where the provider leaves it out.
 
-    None where a token has bytes that no token of the target has: then it wasn't this tokenizer.
+    None where they aren't this answer's: a token that the target doesn't have, another text, thoughts left out.
     """
     ids = [target.tokenizer.id_of(token) for token in answer.token_bytes]
     if not ids or None in ids:
         return None
-    if answer.finish_reason != "length" and ids[-1] != target.end_of_turn:
+    said = target.tokenizer.decode([id_ for id_ in ids if id_ is not None])
+    roles = {"in_prompt": ("thinking_close",), "generated": ("thinking_open", "thinking_close")}.get(how, ())
+    if any(target.special_ids.get(role) not in ids for role in roles):
+        return None
+    if any(text.strip() not in said for text in (answer.reasoning, answer.content)):
+        return None
+    ends = (target.end_of_turn, *map(target.control_tokens.get, target.profile.stop_texts))
+    if ids[-1] not in ends:
         ids.append(target.end_of_turn)
-    close = target.special_ids.get("thinking_close")
-    if how in ("in_prompt", "generated") and close not in ids:
-        return None  # the thoughts' tokens weren't reported
     return np.array(ids, np.int32)

@@ -22,6 +22,7 @@ from include.core.errors import TargetError
 from include.core.files import file_digest, storage_errors
 from include.core.profile import TiktokenFile
 from include.core.records import Ids
+from include.tokens.model_folder import tokenizer_config
 from include.tokens.tokenizer import Tokenizer, in_threads
 
 # tiktoken's pattern engine overflows its stack on about a million blanks in a row
@@ -67,7 +68,11 @@ class Tiktoken:
 
 
 class TiktokenModel:
-    """A model that ships tiktoken's ranks: its own tokenizer cuts long texts, and so does this."""
+    """A model that ships tiktoken's ranks: its own tokenizer cuts long texts, and so does this.
+
+    Servers call that tokenizer with arguments, by which it finds the control tokens first and cuts what stands between
+    them; so the cuts are counted from the last control token here too.
+    """
 
     def __init__(self, encoding: tiktoken.Encoding, max_block: int, max_run: int) -> None:
         self._encoding = encoding
@@ -89,7 +94,7 @@ def cut(text: str, max_block: int, max_run: int) -> Iterator[str]:
     """Blocks of `max_block` characters, cut again where more than `max_run` of one kind (white space or not) follow."""
     for start in range(0, len(text), max_block):
         block, begin = text[start : start + max_block], 0
-        for run in re.finditer(rf"\s{{{max_run + 1},}}|\S{{{max_run + 1},}}", block):
+        for run in re.finditer(r"\s+|\S+", block):
             for at in range(run.start() + max_run, run.end(), max_run):
                 yield block[begin:at]
                 begin = at
@@ -120,9 +125,22 @@ def from_tokenizer_json(path: Path) -> Tokenizer:
             do="Only byte-level BPE is known here, as Kimi, Qwen, DeepSeek, Llama 3 and GPT-OSS have it.",
         )
     control = {str(token["content"]): int(token["id"]) for token in added}
-    vocabulary = {_to_bytes(token): id_ for token, id_ in model["vocab"].items() if token not in control}
-    reference = HuggingFace(file)
-    fast = _as_tiktoken(file, vocabulary)
+    greedy = [t["content"] for t in added if t.get("lstrip") or t.get("rstrip") or t.get("single_word")]
+    if greedy:
+        raise TargetError(
+            f"The control token {greedy[0]!r} in {path} depends on the text next to it.",
+            do="Only control tokens without lstrip, rstrip and single_word are known here.",
+        )
+    letters = {token: id_ for token, id_ in model["vocab"].items() if token not in control}
+    vocabulary = {_to_bytes(token): id_ for token, id_ in letters.items()}
+    try:
+        reference = HuggingFace(file)
+    except Exception as error:  # the library has no exception of its own
+        raise TargetError(
+            f"{path} can't be loaded ({' '.join(str(error).split())[:100]}).",
+            do="Compare the folder with the model's own.",
+        ) from None
+    fast = _as_tiktoken(file, letters, vocabulary)
     encoder = Tiktoken(fast, _normaliser(file), reference) if fast else reference
     return Tokenizer(encoder, _table(vocabulary, control), control, file_digest(path))
 
@@ -139,7 +157,12 @@ def from_tiktoken_model(path: Path, how: TiktokenFile) -> Tokenizer:
         raise TargetError(
             f"{path} is no tiktoken file.", do="Compare the model's folder with its own."
         ) from None
-    control = _named_control_tokens(path.parent, how, first=len(ranks))
+    if sorted(ranks.values()) != list(range(how.ranks)):
+        raise TargetError(
+            f"{path} has {len(ranks)} ranks, not 0 to {how.ranks - 1}.",
+            do="Compare the model's folder with its own, or fix `tiktoken.ranks` in the target's YAML.",
+        )
+    control = _named_control_tokens(path.parent, how)
     encoding = tiktoken.Encoding(
         path.stem, pat_str="|".join(how.pattern), mergeable_ranks=ranks, special_tokens={}
     )
@@ -147,37 +170,38 @@ def from_tiktoken_model(path: Path, how: TiktokenFile) -> Tokenizer:
     return Tokenizer(encoder, _table(ranks, control), control, file_digest(path))
 
 
-def _named_control_tokens(folder: Path, how: TiktokenFile, first: int) -> dict[str, int]:
+def _named_control_tokens(folder: Path, how: TiktokenFile) -> dict[str, int]:
     """Names from the model's tokenizer_config.json if it has one, because families re-use the ids."""
-    names = {first + offset: name for offset, name in how.control_tokens.items()}
-    config = folder / "tokenizer_config.json"
-    if config.is_file():
-        with storage_errors(config):
-            said = json.loads(config.read_text(encoding="utf-8")).get("added_tokens_decoder", {})
-        if said:
-            names = {int(id_): token["content"] for id_, token in said.items()}
-    last = max([first + how.reserved - 1, *names])
-    return {names.get(id_, how.reserved_name.format(id=id_)): id_ for id_ in range(first, last + 1)}
+    said = tokenizer_config(folder).get("added_tokens_decoder") or {}
+    names = {int(id_): str(token["content"]) for id_, token in said.items()} or {
+        how.ranks + offset: name for offset, name in how.control_tokens.items()
+    }
+    last = max(how.ranks + how.reserved - 1, *names)
+    return {names.get(id_, how.reserved_name.format(id=id_)): id_ for id_ in range(how.ranks, last + 1)}
 
 
-def _as_tiktoken(file: Mapping[str, Any], vocabulary: Mapping[bytes, int]) -> tiktoken.Encoding | None:
+def _as_tiktoken(
+    file: Mapping[str, Any], letters: Mapping[str, int], vocabulary: Mapping[bytes, int]
+) -> tiktoken.Encoding | None:
     """The tiktoken encoding with the same ids, or None where that isn't certain.
 
-    Both join the pair of lowest rank first. tiktoken's rank is the id of what the pair makes, so the ids are equal if
-    the merges are listed in the order of what they make, each makes another token, and every token but the single
-    bytes is made by one.
+    Both join the pair of lowest rank first. tiktoken's rank is the id of what a pair makes, whichever pair that is, and
+    it takes a token whole where it finds one. That is the same where the merges stand in the order of the ids they
+    make, every token but the 256 bytes is made by one merge, and joining a token's bytes gives that token: then each
+    is made of the same pair wherever it stands (by induction on its length).
     """
     model = file["model"]
     pattern = _only_pattern(file["pre_tokenizer"])
-    if pattern is None or _normaliser(file) is False or model.get("ignore_merges") or model.get("dropout"):
+    odd = ("ignore_merges", "dropout", "continuing_subword_prefix", "end_of_word_suffix", "unk_token")
+    if pattern is None or _normaliser(file) is False or any(model.get(option) for option in odd):
         return None
-    made = [_to_bytes(a) + _to_bytes(b) for a, b in map(_pair, model["merges"])]
-    ids = [vocabulary.get(token, -1) for token in made]
-    increasing = all(a < b for a, b in pairwise(ids))
-    singles = [token for token in vocabulary if len(token) == 1]
-    if not increasing or -1 in ids or len(made) + len(singles) != len(vocabulary) or len(singles) != 256:
+    made = [vocabulary.get(_to_bytes(a) + _to_bytes(b), -1) for a, b in map(_pair, model["merges"])]
+    singles = [id_ for token, id_ in vocabulary.items() if len(token) == 1]
+    ordered = all(a < b for a, b in pairwise((max(singles, default=-1), *made)))
+    if not ordered or len(singles) != 256 or len(made) + 256 != len(vocabulary):
         return None
-    if max(vocabulary[token] for token in singles) > ids[0]:
+    joined = tokenizers.models.BPE(vocab=model["vocab"], merges=[_pair(merge) for merge in model["merges"]])
+    if any([t.id for t in joined.tokenize(token)] != [id_] for token, id_ in letters.items()):
         return None
     return tiktoken.Encoding("", pat_str=pattern, mergeable_ranks=dict(vocabulary), special_tokens={})
 

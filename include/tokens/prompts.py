@@ -10,7 +10,8 @@ from typing import Any
 from include.core.errors import SpecError
 from include.core.records import Conversation, Ids, Message, ToolCall
 from include.core.spec import DatasetSpec
-from include.tokens.target import Target, escape_mark, strings_in, texts_of
+from include.tokens.conversations import escape_mark
+from include.tokens.target import Target
 from include.tokens.template import NotRendered
 
 
@@ -33,8 +34,7 @@ class PromptMaker:
 
     def __post_init__(self) -> None:
         asked = self.spec.prompts
-        modes = {opening.thinking for opening in self.target.openings(thinking=asked.thinking)}
-        if not asked.thinking and "generated" in modes:
+        if not asked.thinking and not self.target.can_stop_thinking:
             raise SpecError(
                 f"The chat template of {self.target.profile.name} has no way to switch thinking off.",
                 do="Remove `prompts.thinking: false` from the dataset's YAML.",
@@ -47,14 +47,13 @@ class PromptMaker:
 
     def make(self, conversations: Sequence[Conversation]) -> list[Prompt | str]:
         """For each conversation its (first) prompt, or the reason why it is left out. One batch is encoded at once."""
-        reasons = [self._why_not(conversation) for conversation in conversations]
-        asked = ["" if reason else self._asked(c) for c, reason in zip(conversations, reasons, strict=True)]
+        asked = [self._asked(conversation) for conversation in conversations]
         kept = [c for c in asked if isinstance(c, Conversation)]
         rendered = iter(self.render(kept))
         out: list[Prompt | str] = []
-        for whole, first, reason in zip(conversations, asked, reasons, strict=True):
-            if not isinstance(first, Conversation):
-                out.append(reason)
+        for whole, first in zip(conversations, asked, strict=True):
+            if isinstance(first, str):
+                out.append(first)
                 continue
             ids = next(rendered)
             problem = ids if isinstance(ids, str) else self.too_long(ids)
@@ -91,42 +90,54 @@ class PromptMaker:
             "no room for an answer" if len(ids) + self.spec.sampling.max_tokens > limits.max_seq_len else ""
         )
 
-    def _why_not(self, conversation: Conversation) -> str:
-        asked = self.spec.prompts
-        texts = [text for message in conversation.messages for text in texts_of(message)]
-        texts += strings_in(list(conversation.tools))
+    def _asked(self, conversation: Conversation) -> Conversation | str:
+        """The part of the conversation that is the first prompt, or why nothing is asked of it."""
+        positions = answer_positions(conversation)
+        if not positions:
+            return "nothing is asked"
+        if self.spec.prompts.turns == "last":
+            first = read = up_to(conversation, positions[-1])
+        else:
+            first = up_to(conversation, positions[0])
+            # the source's own answers are never read: the target's take their places
+            asked = tuple(m for m in conversation.messages if m.role != "assistant")
+            read = replace(conversation, messages=asked)
         # no token has more bytes than the longest, so this many can't fit: a megabyte isn't even rendered
-        if sum(map(len, texts)) > self.spec.limits.max_prompt_tokens * self.target.tokenizer.longest:
+        length = sum(len(m.content) for m in first.messages if m.role != "assistant")
+        if length > self.spec.limits.max_prompt_tokens * self.target.tokenizer.longest:
             return "prompt too long"
-        if asked.control_tokens == "leave_out" and self.target.forged_control_token(conversation):
+        return self._why_not(conversation, read) or first
+
+    def _why_not(self, whole: Conversation, read: Conversation) -> str:
+        """Why a conversation is left out, of which the target will read `read`; or ''."""
+        asked = self.spec.prompts
+        if asked.control_tokens == "leave_out" and self.target.forged_control_token(read):
             return "control token in the text"
-        uses_tools = any(m.role == "tool" or m.tool_calls for m in conversation.messages)
-        if (conversation.tools or uses_tools) and not asked.tools:
+        if read.thinking is False and not self.target.can_stop_thinking:
+            return "thinking can't be switched off"
+        considered = read if asked.turns == "last" else whole
+        uses_tools = any(m.role == "tool" or m.tool_calls for m in considered.messages)
+        if (read.tools or uses_tools) and not asked.tools:
             return "tools in a dataset without tools"
         if uses_tools and asked.turns == "every":
             return "tool results that answer another model"
         if asked.control_tokens == "escape":
             try:
-                escape_mark(conversation)
+                escape_mark([read])
             except NotRendered:
                 return "no character left to escape with"
         return ""
 
-    def _asked(self, conversation: Conversation) -> Conversation:
-        """The part of the conversation that is the first prompt."""
-        positions = answer_positions(conversation)
-        at = positions[0] if self.spec.prompts.turns == "every" else positions[-1]
-        return up_to(conversation, at)
-
 
 def answer_positions(conversation: Conversation) -> list[int]:
     """Where the target answers: in place of each assistant message of the source, and after a last message that isn't
-    one. Several assistant messages at the end (after tool results) are one place.
+    one. Before anybody has asked there is nothing to answer.
     """
-    messages = conversation.messages
-    positions = [i for i, m in enumerate(messages) if m.role == "assistant"]
-    if messages[-1].role != "assistant":
-        positions.append(len(messages))
+    roles = [message.role for message in conversation.messages]
+    asked = next((i for i, role in enumerate(roles) if role in ("user", "tool")), len(roles))
+    positions = [i for i, role in enumerate(roles) if role == "assistant" and i > asked]
+    if roles and roles[-1] in ("user", "tool"):
+        positions.append(len(roles))
     return positions
 
 

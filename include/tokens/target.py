@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,12 +12,13 @@ import numpy as np
 
 from include.core.errors import TargetError
 from include.core.profile import TargetProfile
-from include.core.records import Conversation, Ids, Message, ToolCall
+from include.core.records import Conversation, Ids, Message
+from include.tokens.conversations import escape_mark, escaped, texts_of, with_own_call_ids
 from include.tokens.encoders import from_tiktoken_model, from_tokenizer_json
-from include.tokens.template import ChatTemplate, NotRendered, load_template, shipped_template
+from include.tokens.model_folder import end_ids
+from include.tokens.probes import ASKED, ASKED_AFTER_TOOL, MARKER, PROBE_TOOLS, compare_with_shipped
+from include.tokens.template import ChatTemplate, NotRendered, load_template
 from include.tokens.tokenizer import Tokenizer
-
-log = logging.getLogger(__name__)
 
 # none: the target has no thoughts. in_prompt: the thinking-open token ends the prompt. generated: the target writes it
 # itself. off: thoughts are closed in the prompt.
@@ -77,36 +77,21 @@ class Target:
         `escape` keeps control tokens that the texts spell from being read as such. NotRendered where the template
         refuses one.
         """
-        marks = [escape_mark(c) if escape else "" for c in conversations]
+        prepared = [self._prepared(conversation) for conversation in conversations]
+        mark = escape_mark(prepared) if escape else ""
+        if mark:
+            prepared = [escaped(c, lambda text: self.tokenizer.escaped(text, mark)) for c in prepared]
         texts = [
-            self.template.text(
-                self._prepared(conversation, mark).messages,
-                conversation.tools,
-                thinking=thinking if conversation.thinking is None else conversation.thinking,
-            )
-            for conversation, mark in zip(conversations, marks, strict=True)
+            self.template.text(c.messages, c.tools, thinking=thinking if c.thinking is None else c.thinking)
+            for c in prepared
         ]
-        if not any(marks):
-            return self.tokenizer.encode_marked(texts)
-        return [
-            self.tokenizer.encode_marked([text], dropped=mark)[0]
-            for text, mark in zip(texts, marks, strict=True)
-        ]
+        return self.tokenizer.encode_marked(texts, dropped=mark)
 
-    def _prepared(self, conversation: Conversation, mark: str) -> Conversation:
-        """Thoughts taken out of the answers' text, calls named as the target names them, control text marked."""
+    def _prepared(self, conversation: Conversation) -> Conversation:
+        """Thoughts taken out of the answers' text, calls named as the target names them."""
         messages = tuple(self._split_thoughts(m) for m in conversation.messages)
         if self.profile.tool_calls and self.profile.tool_calls.id:
             messages = with_own_call_ids(messages, self.profile.tool_calls.id)
-        if mark:
-            messages = tuple(
-                replace(
-                    m,
-                    content=self.tokenizer.escaped(m.content, mark),
-                    reasoning=self.tokenizer.escaped(m.reasoning, mark),
-                )
-                for m in messages
-            )
         return replace(conversation, messages=messages)
 
     def _split_thoughts(self, message: Message) -> Message:
@@ -117,17 +102,13 @@ class Target:
         if message.role != "assistant" or message.reasoning or not content.startswith(opening):
             return message
         reasoning, found, answer = content.removeprefix(opening).partition(closing)
-        return (
-            replace(message, reasoning=reasoning.strip(), content=answer.lstrip("\n")) if found else message
-        )
+        if not found:
+            return message
+        return replace(message, reasoning=reasoning.strip("\n"), content=answer.lstrip("\n"))
 
     def forged_control_token(self, conversation: Conversation) -> str | None:
         """A control token that stands as text where the template would make it real."""
-        messages = (self._split_thoughts(m) for m in conversation.messages)
-        texts = (text for message in messages for text in texts_of(message))
-        found = (
-            self.tokenizer.control_token_in(text) for text in (*texts, *strings_in(list(conversation.tools)))
-        )
+        found = map(self.tokenizer.control_token_in, texts_of(self._prepared(conversation)))
         return next((token for token in found if token), None)
 
     def openings(self, *, thinking: bool) -> tuple[Opening, ...]:
@@ -145,21 +126,21 @@ class Target:
         return {on: tuple(self._find_openings(on)) for on in (True, False)}
 
     def _find_openings(self, thinking: bool) -> Iterator[Opening]:
-        for probe in (_ASKED, _ASKED_AFTER_TOOL):
+        for probe in (ASKED, ASKED_AFTER_TOOL):
             try:
                 text = self.template.text(probe, thinking=thinking)
             except NotRendered:
-                if probe is _ASKED:
+                if probe is ASKED:
                     raise
                 continue  # a target without tools
-            after = text.rpartition(_MARKER)[2]
+            after = text.rpartition(MARKER)[2]
             control = self.tokenizer.control_token_in(after)
             if control is None:
                 continue
             ids = self.tokenizer.encode_marked([after[after.index(control) :]])[0]
-            yield Opening(ids, self._thinking_after(ids, asked=thinking))
+            yield Opening(ids, self._thinking_after(ids))
 
-    def _thinking_after(self, opening: Ids, *, asked: bool) -> Thinking:
+    def _thinking_after(self, opening: Ids) -> Thinking:
         if not self.profile.thinks:
             return "none"
         if self.special_ids["thinking_close"] in opening:
@@ -171,7 +152,15 @@ class Target:
     @cached_property
     def declares_tools(self) -> bool:
         """Whether the template shows declared tools to the target at all."""
-        return self.template.text(_ASKED, _PROBE_TOOLS) != self.template.text(_ASKED)
+        try:
+            return self.template.text(ASKED, PROBE_TOOLS) != self.template.text(ASKED)
+        except NotRendered:
+            return False
+
+    @cached_property
+    def can_stop_thinking(self) -> bool:
+        """Whether the template has a way to keep the target from thinking."""
+        return all(opening.thinking in ("none", "off") for opening in self.openings(thinking=False))
 
     def metadata(self) -> dict[str, Any]:
         """What every artefact says of its target."""
@@ -183,39 +172,6 @@ class Target:
             "special_tokens": dict(self.special_ids),
             "control_tokens": dict(self.control_tokens),
         }
-
-
-_MARKER = "Probe"
-_ASKED = (Message("user", _MARKER),)
-_ASKED_AFTER_TOOL = (
-    Message("user", "x"),
-    Message("assistant", "", tool_calls=(ToolCall("f:0", "f", "{}"),)),
-    Message("tool", _MARKER, tool_call_id="f:0", name="f"),
-)
-_PROBE_TOOLS = (
-    {
-        "type": "function",
-        "function": {
-            "name": "f",
-            "description": "d",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "a": {"type": "integer", "description": "e"},
-                    "b": {"enum": ["x", "y"], "type": "string", "default": "x"},
-                },
-                "required": ["a"],
-            },
-        },
-    },
-)
-_PROBES: tuple[tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]], ...] = (
-    (_ASKED, ()),
-    ((Message("system", "s"), *_ASKED), ()),
-    ((*_ASKED, Message("assistant", " a", reasoning=" r"), Message("user", "y")), ()),
-    (_ASKED, _PROBE_TOOLS),
-    (_ASKED_AFTER_TOOL, _PROBE_TOOLS),
-)
 
 
 def load_target(profile: TargetProfile, folder: Path) -> Target:
@@ -231,13 +187,25 @@ def load_target(profile: TargetProfile, folder: Path) -> Target:
                 do="Fix `special_tokens` in the target's YAML, or use the tokenizer of that target.",
             )
         roles[role] = tokenizer.control_tokens[text]
+    if profile.thinks and "thinking_open" not in roles:
+        raise TargetError(
+            f"The profile {profile.name} says how thoughts end, not how they begin.",
+            do="Add `thinking_open` to `special_tokens` in the target's YAML.",
+        )
     target = Target(profile, tokenizer, template, roles)
+    ends = end_ids(folder)
+    if ends and target.end_of_turn not in ends:
+        raise TargetError(
+            f"generation_config.json in {folder} ends an answer with {tokenizer.decode(ends)}, "
+            f"the profile {profile.name} with {profile.special_tokens['end_of_turn']}.",
+            do="Fix `special_tokens` in the target's YAML.",
+        )
     if not target.openings(thinking=True):
         raise TargetError(
             f"The chat template in {folder} opens the answer with no control token.",
             do="Use the folder of the instruct model, template included.",
         )
-    _compare_with_shipped(target, folder)
+    compare_with_shipped(template, folder)
     return target
 
 
@@ -256,90 +224,3 @@ def _load_tokenizer(profile: TargetProfile, folder: Path) -> Tokenizer:
         do="Put the model's folder there (tokenizer.json or tiktoken.model, chat template), "
         "or set EAGLE3_MODELS_DIR to the folder that holds it.",
     )
-
-
-def _compare_with_shipped(target: Target, folder: Path) -> None:
-    """A model's own template renders, always; where it differs from the one we know, the log says so."""
-    if not target.profile.template:
-        return
-    shipped = replace(target.template, source=shipped_template(target.profile))
-    if shipped.source == target.template.source:
-        return
-    for thinking in (True, False):
-        for messages, tools in _PROBES:
-            own, known = (
-                _rendered(template, messages, tools, thinking) for template in (target.template, shipped)
-            )
-            if own != known:
-                log.warning(
-                    "the chat template in %s differs from the one known for %s; the folder's own is used. "
-                    "First difference: %r, known %r",
-                    folder,
-                    target.profile.name,
-                    *_first_difference(own, known),
-                )
-                return
-
-
-def _rendered(
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
-    thinking: bool,
-) -> str:
-    try:
-        return template.text(messages, tools, thinking=thinking)
-    except NotRendered as error:
-        return str(error)
-
-
-def _first_difference(a: str, b: str) -> tuple[str, str]:
-    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    start = max(0, at - 20)
-    return a[start : at + 40], b[start : at + 40]
-
-
-def texts_of(message: Message) -> Iterator[str]:
-    """Every text of a message."""
-    yield from (message.content, message.reasoning, message.tool_call_id, message.name)
-    for call in message.tool_calls:
-        yield from (call.id, call.name, call.arguments)
-
-
-def strings_in(value: Any) -> Iterator[str]:
-    """Every string of a JSON value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield str(key)
-            yield from strings_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from strings_in(item)
-
-
-def escape_mark(conversation: Conversation) -> str:
-    """A character that Unicode reserves for such use and that stands in none of the texts."""
-    texts = [text for message in conversation.messages for text in texts_of(message)]
-    for code in range(0xFDD0, 0xFDF0):
-        if not any(chr(code) in text for text in texts):
-            return chr(code)
-    raise NotRendered("A conversation holds all 32 noncharacters of Unicode.")
-
-
-def with_own_call_ids(messages: Sequence[Message], form: str) -> tuple[Message, ...]:
-    """Calls named in the target's form, numbered over the whole conversation, and the results along with them."""
-    renamed: dict[str, str] = {}
-    count = 0
-    out = []
-    for message in messages:
-        calls = []
-        for call in message.tool_calls:
-            own = form.format(name=call.name, index=count)
-            renamed[call.id] = own
-            calls.append(replace(call, id=own))
-            count += 1
-        result = renamed.get(message.tool_call_id, message.tool_call_id)
-        out.append(replace(message, tool_calls=tuple(calls), tool_call_id=result))
-    return tuple(out)

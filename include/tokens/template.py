@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from include.core.errors import PipelineError, TargetError
 from include.core.files import storage_errors
 from include.core.profile import TEMPLATES, TargetProfile
 from include.core.records import Message
+from include.tokens.model_folder import tokenizer_config
 from include.tokens.typescript import declare
 
 
@@ -44,20 +46,16 @@ class ChatTemplate:
         generation_prompt: bool = True,
     ) -> str:
         """The rendered text; NotRendered with the template's own words where it refuses."""
-        os.environ.setdefault(
-            "TRANSFORMERS_VERBOSITY", "error"
-        )  # it advises to install torch, not needed here
-        # imported here: it takes a second, and a Dag file must not pay for it
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         variables: dict[str, Any] = {**self.variables, "thinking": thinking, "enable_thinking": thinking}
-        declared = _sorted_deeply([copy.deepcopy(dict(tool)) for tool in tools]) if tools else None
+        declared = [dict(tool) for tool in tools] or None
         if declared and self.profile.tool_declarations == "typescript":
-            variables["tools_ts_str"] = declare(declared)
+            declared = _sorted_deeply(declared)
+            with contextlib.suppress(Exception):  # a schema it can't express: the template prints JSON
+                variables["tools_ts_str"] = declare(declared)
         try:
-            rendered, _ = render_jinja_template(
+            rendered, _ = _renderer()(
                 [[self._as_dict(message) for message in messages]],
-                tools=declared if self.profile.tool_declarations == "typescript" else list(tools) or None,
+                tools=declared,
                 chat_template=self.source,
                 add_generation_prompt=generation_prompt,
                 **variables,
@@ -67,7 +65,7 @@ class ChatTemplate:
             raise NotRendered(
                 f"The chat template of {self.profile.name} refuses a conversation: {words}."
             ) from error
-        return str(rendered[0])
+        return rendered[0]
 
     def _as_dict(self, message: Message) -> dict[str, Any]:
         syntax = self.profile.tool_calls
@@ -96,6 +94,15 @@ class ChatTemplate:
         return value
 
 
+@cache
+def _renderer() -> Callable[..., tuple[list[str], Any]]:
+    """Imported late: it takes a second, and a Dag file must not pay for it."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it advises to install torch, not needed here
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    return render_jinja_template  # type: ignore[no-any-return]
+
+
 def load_template(profile: TargetProfile, folder: Path) -> ChatTemplate:
     """The template of the model's folder; where it has none, the one that the profile ships."""
     own = own_template(folder)
@@ -122,7 +129,7 @@ def own_template(folder: Path) -> str | None:
     if file.is_file():
         with storage_errors(file):
             return file.read_text(encoding="utf-8")
-    said = _config(folder).get("chat_template")
+    said = tokenizer_config(folder).get("chat_template")
     if isinstance(said, list):  # several by name
         said = {entry.get("name"): entry.get("template") for entry in said}.get("default")
     return said if isinstance(said, str) and said else None
@@ -130,23 +137,10 @@ def own_template(folder: Path) -> str | None:
 
 def _variables(folder: Path) -> dict[str, str]:
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
-    said = {name: _config(folder).get(name) for name in names}
+    config = tokenizer_config(folder)
+    said = {name: config.get(name) for name in names}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in said.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return {}
-    with storage_errors(path):
-        text = path.read_text(encoding="utf-8")
-    try:
-        return dict(json.loads(text))
-    except ValueError as error:
-        raise TargetError(
-            f"{path} isn't valid JSON ({error}).", do="Compare the folder with the model's own."
-        ) from None
 
 
 def _as_object(arguments: str) -> Any:

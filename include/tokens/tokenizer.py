@@ -59,14 +59,16 @@ class Tokenizer:
         the control tokens were found, so that it can keep a text from being read as one.
         """
         split = [self._control.split(text) for text in texts]  # odd places: control tokens
-        known: dict[str, Ids] = {}
-        unseen = {s: None for parts in split for s in parts[::2] if s and s not in self._segments}
-        segments = list(unseen)
-        plain = [s.replace(dropped, "") for s in segments] if dropped else segments
-        for segment, ids in zip(segments, self.encode(plain), strict=True):
-            known[segment] = ids
-            if len(segment) <= _SHORT and len(self._segments) < _KEPT_SEGMENTS and not dropped:
-                self._segments[segment] = ids
+        if dropped:
+            split = [
+                [part.replace(dropped, "") if at % 2 == 0 else part for at, part in enumerate(parts)]
+                for parts in split
+            ]
+        unseen = list({s: None for parts in split for s in parts[::2] if s and s not in self._segments})
+        known = dict(zip(unseen, self.encode(unseen), strict=True))
+        for segment in unseen[: _KEPT_SEGMENTS - len(self._segments)]:
+            if len(segment) <= _SHORT:
+                self._segments[segment] = known[segment]
         return [self._joined(parts, known) for parts in split]
 
     def _joined(self, parts: Sequence[str], known: Mapping[str, Ids]) -> Ids:
@@ -75,8 +77,7 @@ class Tokenizer:
             if at % 2:
                 arrays.append(self._control_ids[part])
             elif part:
-                kept = self._segments.get(part)
-                arrays.append(known[part] if kept is None else kept)
+                arrays.append(known[part] if part in known else self._segments[part])
         return np.concatenate(arrays) if arrays else _NO_IDS
 
     def decode_bytes(self, ids: Sequence[int] | Ids) -> bytes:
@@ -138,7 +139,6 @@ def places(ids: Ids, token: int | None) -> NDArray[np.intp]:
     return np.flatnonzero(ids == token) if token is not None else np.empty(0, np.intp)
 
 
-_POOL = ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="encode")
 _WORTH_THREADS = 20_000
 
 
@@ -149,4 +149,6 @@ def in_threads(encode_one: Encoder, texts: Sequence[str]) -> list[Ids]:
         return encode_one(texts)
     chunk = max(1, len(texts) // (4 * workers))
     chunks = [texts[at : at + chunk] for at in range(0, len(texts), chunk)]
-    return [ids for done in _POOL.map(encode_one, chunks) for ids in done]
+    # made for each batch: threads that are kept would be missing in a forked process
+    with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
+        return [ids for done in pool.map(encode_one, chunks) for ids in done]
