@@ -30,7 +30,7 @@ from include.tokens.answers import reconstruct
 from include.tokens.audit import Audit
 from include.tokens.prompts import answer_positions, up_to
 from include.tokens.rules import Facts
-from include.tokens.samples import Turn, recoded, samples_of
+from include.tokens.samples import Turn, round_trips, samples_of
 from include.tokens.target import Target, load_target
 from local.places import ROOT, cache_folder
 
@@ -115,9 +115,7 @@ def audited(target: Target, texts: Sequence[str], thinks: bool) -> int:
         for batch in batched(texts, _BATCH):
             answers = [TextAnswer(reasoning=" r" if thinks else "", content=text) for text in batch]
             made = reconstruct(answers, [how] * len(batch), target)  # type: ignore[list-item]
-            again = recoded([one.output_ids for one in made], target)
-            for one, back in zip(made, again, strict=True):
-                exact = bool(np.array_equal(one.output_ids, back))
+            for one, exact in zip(made, round_trips(made, target), strict=True):
                 turn = Turn(
                     f"{number:09d}", prompt, one.output_ids, "text", 0, exact, "e", "p", "m", "stop", ""
                 )

@@ -19,7 +19,7 @@ from include.engines.ledger import Ledger
 from include.stages.turns import AFTER_ONE_LEFT_OUT, Asked, Walked, answered
 from include.stages.work import Report, Work
 from include.tokens.answers import Reconstruction, learn_offsets, reconstruct
-from include.tokens.samples import Turn, recoded, samples_of
+from include.tokens.samples import Turn, round_trips, samples_of
 
 log = logging.getLogger(__name__)
 
@@ -74,17 +74,16 @@ def _turns(
     asked = [turn for walked in batch for turn in walked.turns]
     texts = iter(_from_text(work, asked, offsets))
     found = [next(texts) if turn.record.text else _direct(turn) for turn in asked]
-    again = recoded([one.output_ids for one in found], target)
-    made = iter(zip(asked, found, again, strict=True))
+    made = iter(zip(asked, found, round_trips(found, target), strict=True))
     for walked in batch:
         turns: list[Turn] = []
         for position in range(len(walked.turns)):
-            turn, one, back = next(made)
+            turn, one, exact = next(made)
             reason = one.left_out or _not_proven(one, work.spec.limits.max_count_delta)
             if reason or len(turns) < position:
                 left_out[reason or AFTER_ONE_LEFT_OUT] += 1
             else:
-                turns.append(_turn(turn, one, np.array_equal(back, one.output_ids)))
+                turns.append(_turn(turn, one, exact))
         yield turns
 
 
@@ -96,7 +95,7 @@ def _turn(asked: Asked, one: Reconstruction, exact: bool) -> Turn:
         output_ids=one.output_ids,
         capture=one.capture,
         count_delta=one.count_delta,
-        round_trip_exact=bool(exact),
+        round_trip_exact=exact,
         engine=record.engine,
         provider=record.provider,
         model=record.model,

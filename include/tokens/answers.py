@@ -27,13 +27,15 @@ _REFUSED = ("content_filter", "refusal")
 class Reconstruction:
     """The ids of one answer. `count_delta`: the provider's completion_tokens − ours, its offset taken off.
 
-    `left_out` says why the answer can't be trained on; its ids are then what is certain of it.
+    `left_out` says why the answer can't be trained on; its ids are then what is certain of it. `encoded`: the ids are
+    those of a text that was encoded, so decoding and encoding them again gives the same ids.
     """
 
     output_ids: Ids
     capture: Capture
     count_delta: int | None
     left_out: str = ""
+    encoded: bool = False
 
 
 def reconstruct(
@@ -126,8 +128,8 @@ def _chosen(
     if delta and delta != constant:
         for ids in _other_readings(answer, how, target):
             if _delta(answer, ids, offset) == 0:
-                return Reconstruction(ids, "text", 0)
-    return Reconstruction(verbatim, "text", delta)
+                return Reconstruction(ids, "text", 0, encoded=True)
+    return Reconstruction(verbatim, "text", delta, encoded=True)
 
 
 def _delta(answer: TextAnswer, ids: Ids, offset: int) -> int | None:

@@ -44,11 +44,40 @@ class HuggingFace:
         return [np.array(one.ids, np.int32) for one in found]
 
 
-class Tiktoken:
-    """tiktoken over the same ranks; texts it can't take go to the reference."""
+class Ranks:
+    """tiktoken's encoder over some ranks. Many texts go through it in one call, which lets go of the GIL once: they are
+    joined by a control token of ours, at which the ids are cut again.
+    """
 
-    def __init__(self, encoding: tiktoken.Encoding, normalise: Any, reference: HuggingFace) -> None:
-        self._encoding = encoding
+    _BETWEEN = "\ufdd1"  # a noncharacter, which Unicode reserves for such use
+
+    def __init__(self, pattern: str, ranks: Mapping[bytes, int]) -> None:
+        self._between = max(ranks.values()) + 1
+        self._encoding = tiktoken.Encoding(
+            "", pat_str=pattern, mergeable_ranks=dict(ranks), special_tokens={self._BETWEEN: self._between}
+        )
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of each text as characters; UnicodeEncodeError on lone surrogates."""
+        joined = self._BETWEEN.join(texts)
+        joined.encode()
+        if joined.count(self._BETWEEN) != len(texts) - 1:
+            return [self._ids(text, frozenset()) for text in texts]
+        ids = self._ids(joined, frozenset((self._BETWEEN,)))
+        ends = [*np.flatnonzero(ids == self._between).tolist(), len(ids)]
+        return [ids[start + 1 : end] for start, end in pairwise([-1, *ends])]
+
+    def _ids(self, text: str, control: frozenset[str]) -> Ids:
+        return self._encoding.encode_to_numpy(text, allowed_special=control, disallowed_special=()).view(
+            np.int32
+        )
+
+
+class Tiktoken:
+    """tiktoken over the ranks of a tokenizer.json; texts it can't take go to the reference."""
+
+    def __init__(self, ranks: Ranks, normalise: Any, reference: HuggingFace) -> None:
+        self._ranks = ranks
         self._normalise = normalise
         self._reference = reference
 
@@ -57,14 +86,12 @@ class Tiktoken:
         return in_threads(self._encode, texts)
 
     def _encode(self, texts: Sequence[str]) -> list[Ids]:
-        return [self._one(text) for text in texts]
-
-    def _one(self, text: str) -> Ids:
-        if len(text) > _LONG:
-            return self._reference([text])[0]
-        if self._normalise and not text.isascii():
-            text = self._normalise.normalize_str(text)
-        return _numpy(self._encoding, text)
+        if any(len(text) > _LONG for text in texts):
+            parts = [[text] for text in texts]
+            return [self._reference(one)[0] if len(one[0]) > _LONG else self._encode(one)[0] for one in parts]
+        if self._normalise:
+            texts = [text if text.isascii() else self._normalise.normalize_str(text) for text in texts]
+        return self._ranks.encode(texts)
 
 
 class TiktokenModel:
@@ -74,20 +101,20 @@ class TiktokenModel:
     them; so the cuts are counted from the last control token here too.
     """
 
-    def __init__(self, encoding: tiktoken.Encoding, max_block: int, max_run: int) -> None:
-        self._encoding = encoding
+    def __init__(self, ranks: Ranks, max_block: int, max_run: int) -> None:
+        self._ranks = ranks
         self._max_block = max_block
         self._max_run = max_run
 
     def __call__(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of each text, on all cores."""
-        return in_threads(lambda some: [self._one(text) for text in some], texts)
+        return in_threads(self._encode, texts)
 
-    def _one(self, text: str) -> Ids:
-        if len(text) <= self._max_run:
-            return _numpy(self._encoding, text)
-        parts = [_numpy(self._encoding, part) for part in cut(text, self._max_block, self._max_run)]
-        return np.concatenate(parts)
+    def _encode(self, texts: Sequence[str]) -> list[Ids]:
+        if all(len(text) <= self._max_run for text in texts):
+            return self._ranks.encode(texts)
+        parts = [list(cut(text, self._max_block, self._max_run)) or [""] for text in texts]
+        return [np.concatenate(self._ranks.encode(one)) for one in parts]
 
 
 def cut(text: str, max_block: int, max_run: int) -> Iterator[str]:
@@ -99,11 +126,6 @@ def cut(text: str, max_block: int, max_run: int) -> Iterator[str]:
                 yield block[begin:at]
                 begin = at
         yield block[begin:]
-
-
-def _numpy(encoding: tiktoken.Encoding, text: str) -> Ids:
-    text.encode()
-    return encoding.encode_to_numpy(text, disallowed_special=()).view(np.int32)
 
 
 def from_tokenizer_json(path: Path) -> Tokenizer:
@@ -163,10 +185,7 @@ def from_tiktoken_model(path: Path, how: TiktokenFile) -> Tokenizer:
             do="Compare the model's folder with its own, or fix `tiktoken.ranks` in the target's YAML.",
         )
     control = _named_control_tokens(path.parent, how)
-    encoding = tiktoken.Encoding(
-        path.stem, pat_str="|".join(how.pattern), mergeable_ranks=ranks, special_tokens={}
-    )
-    encoder = TiktokenModel(encoding, how.max_block, how.max_run)
+    encoder = TiktokenModel(Ranks("|".join(how.pattern), ranks), how.max_block, how.max_run)
     return Tokenizer(encoder, _table(ranks, control), control, file_digest(path))
 
 
@@ -182,8 +201,8 @@ def _named_control_tokens(folder: Path, how: TiktokenFile) -> dict[str, int]:
 
 def _as_tiktoken(
     file: Mapping[str, Any], letters: Mapping[str, int], vocabulary: Mapping[bytes, int]
-) -> tiktoken.Encoding | None:
-    """The tiktoken encoding with the same ids, or None where that isn't certain.
+) -> Ranks | None:
+    """tiktoken's encoder with the same ids, or None where that isn't certain.
 
     Both join the pair of lowest rank first. tiktoken's rank is the id of what a pair makes, whichever pair that is, and
     it takes a token whole where it finds one. That is the same where the merges stand in the order of the ids they
@@ -203,7 +222,7 @@ def _as_tiktoken(
     joined = tokenizers.models.BPE(vocab=model["vocab"], merges=[_pair(merge) for merge in model["merges"]])
     if any([t.id for t in joined.tokenize(token)] != [id_] for token, id_ in letters.items()):
         return None
-    return tiktoken.Encoding("", pat_str=pattern, mergeable_ranks=dict(vocabulary), special_tokens={})
+    return Ranks(pattern, vocabulary)
 
 
 def _only_pattern(pre_tokenizer: Mapping[str, Any]) -> str | None:

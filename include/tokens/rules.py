@@ -17,6 +17,7 @@ from include.tokens.tool_calls import read
 Severity = Literal["error", "warning"]
 
 _WITHIN = 0.05
+_SOME = 8  # tokens that are looked at before all are
 _CAPTURES = ("direct", "logprobs", "text")
 
 
@@ -83,13 +84,13 @@ def _prompt_ends_as_template(case: Case) -> Fault | None:
 
 def _mask_covers_answers(case: Case) -> Fault | None:
     s, answers = case.sample, case.answers
-    other = np.flatnonzero(s.loss_mask > 1)
-    if len(other):
-        return Fault(f"mask {s.loss_mask[other[0]]}, neither 0 nor 1", int(other[0]))
-    prompt = np.flatnonzero(s.loss_mask[: max(s.prompt_len, 0)])
-    if len(prompt):
-        return Fault("mask 1 in the prompt", int(prompt[0]))
-    if answers[0].start != s.prompt_len or not np.any(s.loss_mask):
+    highest = int(s.loss_mask.max(initial=0))
+    if highest > 1:
+        at = int(s.loss_mask.argmax())
+        return Fault(f"mask {highest}, neither 0 nor 1", at)
+    if highest and answers[0].start < s.prompt_len:
+        return Fault("mask 1 in the prompt", answers[0].start)
+    if answers[0].start != s.prompt_len or not highest:
         return Fault("mask 0 where the first answer begins", s.prompt_len)
     for before, answer in pairwise(answers):
         if answer.opening is None:
@@ -225,7 +226,9 @@ def _not_empty(case: Case) -> Fault | None:
     for answer in case.answers:
         closes = answer.places(target.special_ids.get("thinking_close"))
         begin = closes[-1] + 1 if closes else answer.start
-        if not target.decode(case.sample.input_ids[begin : answer.end - 1]).strip():
+        some = case.sample.input_ids[begin : min(begin + _SOME, answer.end - 1)]
+        rest = case.sample.input_ids[begin + _SOME : answer.end - 1]
+        if not target.decode(some).strip() and not target.decode(rest).strip():
             return Fault("nothing but white space is answered", begin)
     return None
 

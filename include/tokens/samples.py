@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from include.core.records import Capture, Ids, Mask, Message, TokenSample
+from include.tokens.answers import Reconstruction
 from include.tokens.target import Target
 from include.tokens.tokenizer import places
 from include.tokens.tool_calls import Section, read
@@ -38,14 +39,23 @@ def samples_of(turns: Sequence[Turn]) -> Iterator[TokenSample]:
     (it drops thoughts, for one) makes one sample a turn: each answer stands in the context that the target had.
     """
     groups: list[list[Turn]] = []
-    ids: Ids = np.empty(0, np.int32)
     for turn in turns:
-        if groups and len(turn.prompt_ids) > len(ids) and np.array_equal(turn.prompt_ids[: len(ids)], ids):
+        if groups and _goes_on(groups[-1][-1], turn):
             groups[-1].append(turn)
         else:
             groups.append([turn])
-        ids = np.concatenate([turn.prompt_ids, turn.output_ids])
     yield from sorted((_merged(group) for group in groups), key=lambda sample: sample.sample_id)
+
+
+def _goes_on(turn: Turn, following: Turn) -> bool:
+    """Whether the next prompt begins with everything that was read and written so far, and says more."""
+    start, prompt = len(turn.prompt_ids), following.prompt_ids
+    end = start + len(turn.output_ids)
+    return (
+        len(prompt) > end
+        and np.array_equal(prompt[:start], turn.prompt_ids)
+        and np.array_equal(prompt[start:end], turn.output_ids)
+    )
 
 
 _TRUST: tuple[Capture, ...] = ("direct", "logprobs", "text")
@@ -75,8 +85,14 @@ def _merged(turns: Sequence[Turn]) -> TokenSample:
     )
 
 
+def round_trips(found: Sequence[Reconstruction], target: Target) -> list[bool]:
+    """Whether each answer's ids, decoded and encoded again, are the same; sampled ids need not be canonical."""
+    again = iter(recoded([one.output_ids for one in found if not one.encoded], target))
+    return [one.encoded or bool(np.array_equal(one.output_ids, next(again))) for one in found]
+
+
 def recoded(answers: Sequence[Ids], target: Target) -> list[Ids]:
-    """Each answer's ids decoded and encoded again, in one batch; sampled ids need not be canonical."""
+    """Each answer's ids decoded and encoded again, in one batch."""
     return target.tokenizer.encode_marked([target.decode(ids) for ids in answers])
 
 

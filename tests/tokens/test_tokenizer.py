@@ -138,13 +138,23 @@ def test_long_texts_are_cut_where_the_models_own_code_cuts(text: str, max_block:
 )
 def test_kimis_long_texts_are_encoded_cut_by_cut(kimi: Target, text: str) -> None:
     assert isinstance(kimi.tokenizer.encoder, TiktokenModel)
-    encoding = kimi.tokenizer.encoder._encoding
+    encoding = kimi.tokenizer.encoder._ranks._encoding
     begin = time.monotonic()
     ids = kimi.encode(text)
     assert time.monotonic() - begin < 10  # runs just below the limit took a minute once
     expected = [id_ for piece in cut_by_hand(text, 400_000, 25_000) for id_ in encoding.encode(piece)]
     assert ids.tolist() == expected
     assert kimi.decode(ids) == text
+
+
+def test_texts_that_are_encoded_in_one_call_are_encoded_each_for_itself(qwen3: Target, kimi: Target) -> None:
+    texts = ["a ", " b", "", "\ufdd1", "c\ufdd1d", "e\u0301", "\u0301e", "\n", "", "\n\n x"]
+    for target in (qwen3, kimi):
+        alone = [target.encode(text).tolist() for text in texts]
+        assert [ids.tolist() for ids in target.tokenizer.encode(texts)] == alone
+        without = [text for text in texts if "\ufdd1" not in text]
+        expected = [ids for text, ids in zip(texts, alone, strict=True) if "\ufdd1" not in text]
+        assert [ids.tolist() for ids in target.tokenizer.encode(without)] == expected
 
 
 def test_encoding_logs_nothing(kimi: Target, caplog: pytest.LogCaptureFixture) -> None:
