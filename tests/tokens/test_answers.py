@@ -104,7 +104,7 @@ def test_only_what_most_answers_show_is_an_offset(deltas: list[int | None], offs
 
 def test_an_answer_is_put_together_from_its_parts(kimi: Target) -> None:
     found = one(PLAIN, kimi)
-    assert found == Reconstruction(found.output_ids, "text", None, "")
+    assert found == Reconstruction(found.output_ids, "text", None, "", encoded=True)
     assert found.output_ids.tolist() == ids_of(kimi, " Why not?", "</think>", " Oi!", "<|im_end|>")
     off = one(replace(PLAIN, reasoning=""), kimi, "off")
     assert off.output_ids.tolist() == ids_of(kimi, " Oi!", "<|im_end|>")
