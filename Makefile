@@ -6,7 +6,7 @@ airflow_bin = $(dir $(airflow_python))
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-test demo demo-stop demo-clean status env check test test-fast test-sglang
-.PHONY: bench-tokens bench-shard
+.PHONY: bench-tokens bench-text bench-shard
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,10 @@ test: install-test check  ## everything: real engines, sshd, Airflow and browser
 
 bench-tokens:  ## rendering, reconstruction and audit against the peers (PEERS_DIR: what their setup script made)
 	@$(airflow_python) -m benchmarks.tokens
+
+bench-text:  ## ids put together from text against the ids of a real vLLM; 20 minutes on two cores
+	@$(PYTHON) -m local.install airflow gpu vllm model
+	@$(airflow_python) -m benchmarks.text_capture
 
 bench-shard:  ## 100,000 samples of 2,000 tokens through reconstruct and audit; 1.5 GB of temporary files, 10 minutes
 	@$(airflow_python) -m benchmarks.shard

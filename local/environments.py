@@ -30,23 +30,29 @@ def only_one(lock: Path, waiting: str) -> Iterator[None]:
         yield
 
 
-def make_once(folder: Path, make: Callable[[], None], *, title: str) -> bool:
+def is_made(folder: Path, recipe: str = "") -> bool:
+    """Whether `folder` was made, whole, and by this recipe."""
+    marker = folder / MARKER
+    return marker.exists() and marker.read_text() == recipe
+
+
+def make_once(folder: Path, make: Callable[[], None], *, title: str, recipe: str = "") -> bool:
     """Calls `make` unless `folder` carries the marker, which is written last; True if it was made now.
 
-    What a killed attempt left behind is removed first. Two at once: the second waits and finds it made.
+    What a killed attempt or another recipe left behind is removed first. Two at once: the second waits and finds it
+    made.
     """
-    marker = folder / MARKER
-    if marker.exists():
+    if is_made(folder, recipe):
         return False
     lock = folder.parent / f".{folder.name}.lock"
     with only_one(lock, f"{title}: waiting for another process that is making it ({lock})"):
-        if marker.exists():
+        if is_made(folder, recipe):
             return False
         if folder.exists():
             shutil.rmtree(folder)
         with timed(title):
             make()
-            marker.touch()
+            (folder / MARKER).write_text(recipe)
     return True
 
 

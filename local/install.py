@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from local import model, system_packages, tokenizers
+from local import large_tokenizers, model, system_packages
 from local.environments import ENVIRONMENTS
 from local.errors import LocalError, exit_with_sentence
 from local.places import cache_folder
@@ -35,7 +35,7 @@ def install(parts: Sequence[str], cache: Path) -> None:
             making["gpu"].result()
             model.install(cache)
         if "tokenizers" in parts:
-            tokenizers.install(cache)
+            large_tokenizers.install(cache)
         for future in making.values():
             future.result()
 

