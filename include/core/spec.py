@@ -64,6 +64,10 @@ class Limits(Strict):
     max_count_delta: int = Field(
         0, ge=0, description="tokens by which an answer captured as text may differ from the provider's count"
     )
+    unproven_text: Literal["leave_out", "keep"] = Field(
+        "leave_out",
+        description="what is done with text whose tokens weren't seen one by one: only its count is known",
+    )
 
 
 class TrainSpec(Strict):

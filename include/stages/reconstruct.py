@@ -15,6 +15,7 @@ from include.core.files import file_digest
 from include.core.parquet import parquet_writer, read_metadata
 from include.core.records import Ids, TextAnswer, TokenSample
 from include.core.schema import SAMPLES
+from include.core.spec import Limits
 from include.engines.ledger import Ledger
 from include.stages.turns import AFTER_ONE_LEFT_OUT, Asked, Walked, answered
 from include.stages.work import Report, Work
@@ -79,7 +80,7 @@ def _turns(
         turns: list[Turn] = []
         for position in range(len(walked.turns)):
             turn, one, exact = next(made)
-            reason = one.left_out or _not_proven(one, work.spec.limits.max_count_delta)
+            reason = one.left_out or _not_taken(one, work.spec.limits)
             if reason or len(turns) < position:
                 left_out[reason or AFTER_ONE_LEFT_OUT] += 1
             else:
@@ -135,10 +136,13 @@ def _offsets(work: Work, ledger: Ledger) -> dict[str, int]:
     return learned
 
 
-def _not_proven(one: Reconstruction, limit: int) -> str:
-    """Why a text capture isn't taken although it looks whole: only its token count can vouch for it."""
+def _not_taken(one: Reconstruction, limits: Limits) -> str:
+    """Why a text capture isn't taken although it looks whole: its tokens weren't seen, or their count doesn't fit."""
     if one.capture == "direct":
         return ""
     if one.count_delta is None:
         return "no token count to check the text by"
-    return "the token count differs from the provider's" if abs(one.count_delta) > limit else ""
+    if abs(one.count_delta) > limits.max_count_delta:
+        return "the token count differs from the provider's"
+    kept = one.proven or limits.unproven_text == "keep"
+    return "" if kept else "only a count speaks for the tokens of the text"

@@ -28,7 +28,8 @@ class Reconstruction:
     """The ids of one answer. `count_delta`: the provider's completion_tokens − ours, its offset taken off.
 
     `left_out` says why the answer can't be trained on; its ids are then what is certain of it. `encoded`: the ids are
-    those of a text that was encoded, so decoding and encoding them again gives the same ids.
+    those of a text that was encoded, so decoding and encoding them again gives the same ids. `proven`: each token was
+    seen, by its bytes or as a piece of the stream; text alone has only its count to speak for it.
     """
 
     output_ids: Ids
@@ -36,6 +37,7 @@ class Reconstruction:
     count_delta: int | None
     left_out: str = ""
     encoded: bool = False
+    proven: bool = False
 
 
 def reconstruct(
@@ -120,10 +122,10 @@ def _chosen(
     """The reading that the count agrees with: tokens reported one by one before text, text as it came before others."""
     reported = _from_token_bytes(answer, how, target)
     if reported is not None and _delta(answer, reported, offset) in (0, None):
-        return Reconstruction(reported, "logprobs", _delta(answer, reported, offset))
+        return Reconstruction(reported, "logprobs", _delta(answer, reported, offset), proven=True)
     streamed = _from_deltas(answer, how, target)
     if streamed is not None and _delta(answer, streamed, offset) == 0:
-        return Reconstruction(streamed, "text", 0)
+        return Reconstruction(streamed, "text", 0, proven=True)
     delta = _delta(answer, verbatim, offset)
     if delta and delta != constant:
         for ids in _other_readings(answer, how, target):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -18,6 +18,12 @@ from include.stages.turns import Requests
 from include.stages.work import Work
 from tests.conftest import MakeWork, rows
 
+LIMITS = {
+    "max_prompt_tokens": 256,
+    "max_seq_len": 512,
+    "max_left_out_share": 0.5,
+    "unproven_text": "keep",
+}
 STAGES = ("reconstruct", "audit", "export_parquet")
 
 
@@ -60,7 +66,7 @@ def exported(work: Work) -> list[dict[str, Any]]:
 
 
 def test_text_becomes_ids_with_the_end_of_turn_and_says_how_it_was_captured(make_work: MakeWork) -> None:
-    work = make_work(rows(8))
+    work = make_work(rows(8), limits=LIMITS)
     texts = [f"The answer is {i}, café 東京 🙂" for i in range(8)]
     answered_as_text(work, [counted(work, text) for text in texts])
     table = exported(work)
@@ -73,7 +79,7 @@ def test_text_becomes_ids_with_the_end_of_turn_and_says_how_it_was_captured(make
 
 
 def test_a_constant_offset_is_learned_and_taken_off(make_work: MakeWork) -> None:
-    work = make_work(rows(8))
+    work = make_work(rows(8), limits=LIMITS)
     answered_as_text(work, [counted(work, f"It is {i}.", off=-1, provider="Inceptron") for i in range(8)])
     assert {row["count_delta"] for row in exported(work)} == {0}
     report = json.loads(work.shard.summary.read_text())
@@ -81,7 +87,7 @@ def test_a_constant_offset_is_learned_and_taken_off(make_work: MakeWork) -> None
 
 
 def test_what_the_count_does_not_vouch_for_is_left_out(make_work: MakeWork) -> None:
-    work = make_work(rows(8))
+    work = make_work(rows(8), limits=LIMITS)
     good = [counted(work, f"It is {i}.") for i in range(4)]
     bad = [
         counted(work, "It is 4.", off=2),
@@ -100,7 +106,7 @@ def test_what_the_count_does_not_vouch_for_is_left_out(make_work: MakeWork) -> N
 
 
 def test_a_provider_that_is_off_on_average_fails_the_audit(make_work: MakeWork) -> None:
-    limits = {"max_prompt_tokens": 256, "max_seq_len": 512, "max_count_delta": 3, "max_left_out_share": 0.5}
+    limits = LIMITS | {"max_count_delta": 3}
     work = make_work(rows(8), limits=limits)
     answered_as_text(work, [counted(work, f"It is {i}.", off=i % 3 + 1) for i in range(8)])
     with pytest.raises(AuditFailure, match=r"S07 .*Chutes counts \+1\.\d+ tokens"):
@@ -113,7 +119,7 @@ def test_turns_that_came_as_text_are_merged_and_pass(make_work: MakeWork) -> Non
         {"role": "assistant", "content": "?"},
         {"role": "user", "content": "And another?"},
     ]
-    work = make_work([{"messages": talk}], prompts={"turns": "every"})
+    work = make_work([{"messages": talk}], prompts={"turns": "every"}, limits=LIMITS)
     run_stage("render_prompts", work)
     with Ledger(work.shard.ledger) as ledger:
         ((_, request),) = Requests(work).rows()
@@ -126,3 +132,14 @@ def test_turns_that_came_as_text_are_merged_and_pass(make_work: MakeWork) -> Non
     assert work.target.decode([i for i, m in zip(row["input_ids"], row["loss_mask"], strict=True) if m]) == (
         "Red.<|im_end|>Blue.<|im_end|>"
     )
+
+
+def test_text_is_taken_by_default_only_where_each_token_was_seen(make_work: MakeWork) -> None:
+    work = make_work(rows(8))
+    answers = [counted(work, f"It is {i}.") for i in range(8)]
+    pieces = [work.target.decode([id_]) for id_ in work.target.encode("It is 0.")]
+    answers[:5] = [replace(answers[0], deltas=tuple(("content", piece) for piece in pieces))] * 5
+    answered_as_text(work, answers)
+    assert len(exported(work)) == 5
+    left_out = json.loads(work.shard.summary.read_text())["left_out"]
+    assert left_out == {"only a count speaks for the tokens of the text": 3}
