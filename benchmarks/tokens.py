@@ -65,7 +65,7 @@ def rendered(target: Target, chats: Iterator[Conversation]) -> Iterator[TokenSam
 
 
 def time_rendering(target: Target, path: Path, copies: int) -> dict[str, float]:
-    """Conversations/s, tokens/s and the peak memory of rendering all chats. One copy is read before the clock starts, as
+    """Conversations/s, tokens/s and peak memory of rendering all chats. One copy is read before the clock starts, as
     the peers' benchmark reads its rows; several are streamed from the file within the time.
     """
     chats_in: Iterator[Conversation] = conversations(path, copies)
