@@ -10,7 +10,7 @@ import fcntl
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -83,7 +83,7 @@ class Ledger:
 
     def append(self, records: Iterable[GenerationRecord]) -> None:
         """Writes the records and returns when they are on the disk."""
-        lines = [(record, orjson.dumps(asdict(record)) + b"\n") for record in records]
+        lines = [(record, orjson.dumps(record) + b"\n") for record in records]
         with storage_errors(self.path):
             start = os.fstat(self._fd).st_size
             try:
