@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow.parquet as pq
 import pytest
@@ -177,7 +178,7 @@ def test_a_server_with_another_tokenizer_is_refused(
     work = sglang_work(make_work, recorder.url, 2, max_tokens=32)
     run_stage("render_prompts", work)
     ours = work.target.encode
-    monkeypatch.setattr(type(work.target), "encode", lambda self, text: [*ours(text)[:-1], 0])
+    monkeypatch.setattr(type(work.target), "encode", lambda self, text: np.append(ours(text)[:-1], 0))
     with pytest.raises(EngineError, match=r"has another tokenizer than the target: .* the first difference"):
         run_stage("generate", work)
     assert recorder.sent == []
