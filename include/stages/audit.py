@@ -19,7 +19,7 @@ from include.stages import audit_report
 from include.stages.report import section
 from include.stages.turns import Asked, answered, planned_turns
 from include.stages.work import Report, Work
-from include.tokens.audit import Audit
+from include.tokens.audit import Audit, Finding
 from include.tokens.rules import Facts
 from include.tokens.samples import Turn, samples_of
 
@@ -90,11 +90,23 @@ def _compare(audit: Audit, path: Path, expected: Iterator[TokenSample]) -> None:
     wanted = next(expected, None)
     for sample in watched(audit, path):
         while wanted is not None and wanted.sample_id < sample.sample_id:
+            _missed(identity, wanted)
             wanted = next(expected, None)
         if wanted is None or wanted.sample_id != sample.sample_id:
             identity.add(sample.sample_id, "no such prompt was rendered")
         elif why := _differs(sample, wanted):
             identity.add(sample.sample_id, why)
+        if wanted is not None and wanted.sample_id == sample.sample_id:
+            wanted = next(expected, None)
+    while wanted is not None:
+        _missed(identity, wanted)
+        wanted = next(expected, None)
+
+
+def _missed(identity: Finding, wanted: TokenSample) -> None:
+    """An answer of the engine must be in the file; one that came as text may be left out."""
+    if wanted.capture == "direct":
+        identity.add(wanted.sample_id, "it is missing, although the engine answered")
 
 
 def _expected(work: Work) -> Iterator[TokenSample]:

@@ -31,7 +31,7 @@ def run(work: Work) -> Report:
         for row in read_rows(shard.tokens, SAMPLES):
             file.write(row)
             tokens += row["seq_len"]
-            supervised += row["seq_len"] - row["prompt_len"]
+            supervised += int(row["loss_mask"].sum())
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "dataset": work.spec.name,

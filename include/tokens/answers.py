@@ -125,7 +125,7 @@ def _chosen(
         return Reconstruction(reported, "logprobs", _delta(answer, reported, offset), proven=True)
     streamed = _from_deltas(answer, how, target)
     if streamed is not None and _delta(answer, streamed, offset) == 0:
-        return Reconstruction(streamed, "text", 0, proven=True)
+        return Reconstruction(streamed, "text", 0, proven=_all_seen(answer, how, target))
     delta = _delta(answer, verbatim, offset)
     if delta and delta != constant:
         for ids in _other_readings(answer, how, target):
@@ -266,6 +266,20 @@ def _from_deltas(answer: TextAnswer, how: Thinking, target: Target) -> Ids | Non
             return None
         arrays.append(np.array(ids, np.int32))
     return np.concatenate(arrays) if arrays else None
+
+
+def _all_seen(answer: TextAnswer, how: Thinking, target: Target) -> bool:
+    """Whether the stream's pieces are all of the answer: no tool call, which is text only, and no white space that a
+    parser may have taken away where the target usually writes some.
+    """
+    usual, white = target.profile.usual_start, target.profile.thinking
+    fields = [text for text in (answer.reasoning, answer.content) if text]
+    if answer.tool_calls or not all(text.startswith(usual) for text in fields):
+        return False
+    if how not in ("in_prompt", "generated") or usual:
+        return True
+    stripped = any(white.before_close + white.after_close) and not answer.content[:1].isspace()
+    return not stripped
 
 
 def _from_token_bytes(answer: TextAnswer, how: Thinking, target: Target) -> Ids | None:
